@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 # upper bound is the first release line that nobody has run it with, set only where a project breaks its API from line
 # to line (all 0.x projects here, and transformers).
 INSTALL_REQUIRES = [
-    # 0.10 is the newest jax for Python 3.11, 0.12 the newest for 3.12 and 3.13; each 0.x removes API that was deprecated.
+    # 0.10 is the newest jax for Python 3.11, 0.12 the newest for 3.12 and 3.13; each 0.x drops deprecated API.
     "jax>=0.10.0,<0.13",
     # flax 0.12 is the line built for jax 0.10 to 0.12; nnx's rules for module attributes changed with 0.12.
     "flax>=0.12.0,<0.13",
@@ -33,7 +33,7 @@ INSTALL_REQUIRES = [
     "rich>=13.0",  # Live and Progress are unchanged since 13
     "matplotlib>=3.9",  # the first line with wheels built for numpy 2
     "jinja2>=3.1",  # what transformers asks for to render a chat template
-    "mpmath==1.3.0",  # BFCL's math tool returns mpf values as text, so its version is part of the score (bfcl-eval's pin)
+    "mpmath==1.3.0",  # BFCL's math tool returns mpf values as text, so the version counts (bfcl-eval's pin)
     "tensorboardX>=2.6.2",  # event files without TensorFlow; older releases fail with a current protobuf
 ]
 
