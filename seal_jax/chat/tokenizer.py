@@ -291,3 +291,11 @@ def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
         raise ValueError(f"tokenizer: {name!r} has no fast tokenizer; save one as tokenizer.json first")
     template = loaded.chat_template if isinstance(loaded.chat_template, str) else None
     return FastTokenizer(loaded.backend_tokenizer, bos=loaded.bos_token, eos=loaded.eos_token, chat_template=template)
+
+
+# --- from a GGUF file ------------------------------------------------------------------------------------------------
+def tokenizer_from_gguf(path: str | Path) -> FastTokenizer:
+    """See `seal_jax.chat.gguf_tokenizer.tokenizer_from_gguf`."""
+    from seal_jax.chat.gguf_tokenizer import tokenizer_from_gguf as build
+
+    return build(path)
