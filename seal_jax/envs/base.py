@@ -35,7 +35,7 @@ class Suite(Protocol):
     checks_abstention: bool
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of a split ("train", "val", "test", "ood", ...); an unknown split raises ValueError naming the splits."""
+        """The tasks of a split ("train", "val", "test", "ood", ...); ValueError naming the splits for any other."""
         ...
 
     def reference(self, task: Task) -> tuple[Program, ...]:

@@ -1,0 +1,261 @@
+"""Executes tool calls on the live objects of one episode.
+
+A call is a name and arguments, dispatched to a bound public method. No source text is ever built or evaluated, and no
+object lives in a module global, so that two episodes cannot meet and a model's text cannot run (upstream bugs:
+ShishirPatil/gorilla PR 1303, mlcommons/endpoints 392). What the policy reads and the verifier compares is nevertheless
+character for character what BFCL's executor yields, including Python's own wording of argument errors.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from seal_jax.envs.limits import CallStuck, TimeLimitExceeded, run_limited
+from seal_jax.envs.snapshot import public_attributes
+from seal_jax.types import Call, CallResult, ErrorKind
+
+#: Names BFCL's executor refuses whatever the world offers.
+DENIED_NAMES = frozenset({"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"})
+TIME_LIMIT_S = 5.0
+#: Characters. Ten times the longest answer of a long-context tool; beyond it no policy could read the result.
+MAX_RESULT_CHARS = 1_000_000
+
+#: Looks at the bound arguments of a call that could keep C code busy for ever; returns why it must not run, or None.
+Guard = Callable[[Mapping[str, Any]], str | None]
+
+
+class InstanceWorld:
+    """A World (see base.py) made of tool instances that belong to nobody else.
+
+    Args:
+      instances: {instance name: object}. The world takes them over; no other world may hold them.
+      tools: {tool name: instance name}; the tool is the instance's method of that name. Default: every public method
+        of every instance.
+      time_limit_s: wall-clock limit of one call in seconds; None for none. See limits.py for what it cannot stop.
+      max_result_chars: longer results are replaced by a short message.
+      guards: {tool name: Guard} for tools whose arguments can ask for endless work.
+      scope: entered around each call, for libraries with process-wide settings that a tool changes.
+    """
+
+    def __init__(
+        self,
+        instances: Mapping[str, object],
+        tools: Mapping[str, str] | None = None,
+        *,
+        time_limit_s: float | None = TIME_LIMIT_S,
+        max_result_chars: int = MAX_RESULT_CHARS,
+        guards: Mapping[str, Guard] | None = None,
+        scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._instances = dict(instances)
+        self._tools = public_tools(self._instances) if tools is None else dict(tools)
+        for tool, instance in self._tools.items():
+            if instance not in self._instances:
+                raise ValueError(f"tool {tool!r} belongs to instance {instance!r}, which is not in {sorted(instances)}")
+            if not callable(getattr(self._instances[instance], tool, None)):
+                raise ValueError(f"instance {instance!r} has no method {tool!r}; fix the tool map or the class")
+            if tool in DENIED_NAMES:
+                raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
+        self._time_limit_s = time_limit_s
+        self._max_result_chars = max_result_chars
+        self._guards = dict(guards or {})
+        self._scope = scope
+        # Mutable default arguments are one object per function, i.e. shared by all worlds of the process. Each world
+        # gets copies of its own, which live as long as the world: aliasing within an episode stays as it is upstream.
+        self._defaults: dict[str, dict[str, Any]] = {}
+        self._stuck = False
+
+    def tool_names(self) -> frozenset[str]:
+        return frozenset(self._tools)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The live public attributes (not copies) of every instance."""
+        return {name: public_attributes(instance) for name, instance in self._instances.items()}
+
+    def call(self, call: Call) -> CallResult:
+        """Executes one call. Never raises for what the policy wrote; an exception in a tool is an observation."""
+        if self._stuck:
+            return _failed(call, "an earlier call never ended", "time_limit", "earlier call")
+        parts = call.name.split(".")
+        bare_name = parts[1] if len(parts) > 1 else call.name
+        if bare_name in DENIED_NAMES:
+            return _failed(call, f"Function call {bare_name} is not allowed.", "unknown_tool", "not allowed")
+        if call.name not in self._tools:
+            return _failed(call, f"name '{parts[0]}' is not defined", "unknown_tool", call.name)
+        method = getattr(self._instances[self._tools[call.name]], call.name)
+        signature = _signature(getattr(method, "__func__", method), hasattr(method, "__func__"))
+        misfit = _misfit(signature, call)
+        defaults = {} if misfit else self._mutable_defaults(call, signature)
+        if not misfit and (guard := self._guards.get(call.name)):
+            reason = guard(signature.bind(*call.positional, **call.arguments).arguments)
+            if reason is not None:
+                return _failed(call, f"time limit exceeded: {reason}", "time_limit", reason)
+        raw: Any = None
+
+        def work() -> str:
+            nonlocal raw
+            # Copies, so that a tool which keeps or changes an argument does not change the recorded call.
+            args = [_private(v) for v in call.positional]
+            kwargs = {k: _private(v) for k, v in call.arguments.items()}
+            with self._scope():
+                raw = method(*args, **kwargs, **defaults)
+                return result_text(raw)
+
+        try:
+            text = run_limited(work, self._time_limit_s)
+        except TimeLimitExceeded:
+            return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
+        except CallStuck:
+            self._stuck = True
+            return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
+        except (Exception, SystemExit, GeneratorExit) as error:
+            kind, detail = misfit or _classify(error, method, signature, call)
+            return _failed(call, _message(error), kind, detail)
+        if len(text) > self._max_result_chars:
+            message = f"result of {len(text)} characters exceeds the limit of {self._max_result_chars}"
+            return _failed(call, message, "size_limit", f"{self._max_result_chars} characters")
+        return CallResult(call, text, "tool_error" if _is_error_result(raw) else "none")
+
+    def _mutable_defaults(self, call: Call, signature: inspect.Signature) -> dict[str, Any]:
+        if call.name not in self._defaults:
+            self._defaults[call.name] = {
+                p.name: copy.deepcopy(p.default)
+                for p in signature.parameters.values()
+                if isinstance(p.default, list | dict | set) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            }
+        own = self._defaults[call.name]
+        if not own:
+            return own
+        given = signature.bind(*call.positional, **call.arguments).arguments
+        return {name: value for name, value in own.items() if name not in given}
+
+
+def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
+    """{method name: instance name} of every public method; two instances must not offer the same name."""
+    tools: dict[str, str] = {}
+    for instance_name, instance in instances.items():
+        for name in _public_methods(type(instance)):
+            if name in tools:
+                raise ValueError(f"tool {name!r} is offered by both {tools[name]!r} and {instance_name!r}; rename one")
+            tools[name] = instance_name
+    return tools
+
+
+def result_text(value: Any) -> str:
+    """BFCL's rule for turning what a tool returned into the string that is shown and compared."""
+    if type(value) is str:
+        return value
+    if type(value) is dict:
+        try:
+            return json.dumps(value)
+        except Exception:  # whatever json makes of the tool's objects (mpf, sets, cycles, ...)
+            return str(value)
+    return str(value)
+
+
+@functools.lru_cache(maxsize=256)
+def _public_methods(kind: type) -> tuple[str, ...]:
+    return tuple(name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature(function: Callable[..., Any], bound: bool) -> inspect.Signature:
+    signature = inspect.signature(function)
+    if not bound:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _failed(call: Call, message: str, kind: ErrorKind, detail: str) -> CallResult:
+    return CallResult(call, f"Error during execution: {message}", kind, detail)
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception whose __str__ breaks
+        return type(error).__name__
+
+
+def _private(value: Any) -> Any:
+    return copy.deepcopy(value) if isinstance(value, list | dict | set | tuple) else value
+
+
+def _misfit(signature: inspect.Signature, call: Call) -> tuple[ErrorKind, str] | None:
+    """Why the arguments do not fit the parameters: ("missing_argument" | "unexpected_argument", name), or None."""
+    try:
+        signature.bind(*call.positional, **call.arguments)
+        return None
+    except TypeError:
+        pass
+    parameters = signature.parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    by_position = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    unexpected = [] if takes_any else [name for name in call.arguments if name not in parameters]
+    twice = [name for name in by_position[: len(call.positional)] if name in call.arguments]
+    if unexpected or twice:
+        return "unexpected_argument", (unexpected or twice)[0]
+    given = {*by_position[: len(call.positional)], *call.arguments}
+    for p in parameters.values():
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
+            return "missing_argument", p.name
+    return "unexpected_argument", f"position {len(by_position) + 1}"
+
+
+def _classify(
+    error: BaseException, method: Callable[..., Any], signature: inspect.Signature, call: Call
+) -> tuple[ErrorKind, str]:
+    """An exception raised inside the tool: charged to an argument of a type the method does not declare, if any."""
+    mistyped = _mistyped_argument(method, signature, call)
+    if mistyped and isinstance(error, TypeError | ValueError | AttributeError | KeyError):
+        return "argument_type", mistyped
+    if isinstance(error, TypeError):
+        return "argument_type", ""
+    return "exception", type(error).__name__
+
+
+def _mistyped_argument(method: Callable[..., Any], signature: inspect.Signature, call: Call) -> str:
+    try:
+        hints = typing.get_type_hints(method)
+    except Exception:  # annotations that do not resolve: nothing is known
+        return ""
+    for name, value in signature.bind_partial(*call.positional, **call.arguments).arguments.items():
+        if name in hints and not _fits(value, hints[name]):
+            return name
+    return ""
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value fits an annotation, outermost level only; what is not understood fits."""
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    if origin is typing.Literal:
+        return value in typing.get_args(hint)
+    kind = origin or hint
+    if not isinstance(kind, type):
+        return True
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _is_error_result(value: Any) -> bool:
+    """`{"error": ...}`, alone, in a list, or as a JSON string."""
+    if isinstance(value, str) and '"error"' in value and value.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return False
+    items: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(item, dict) and item.get("error") not in (None, False, "") for item in items)
