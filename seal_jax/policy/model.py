@@ -1,0 +1,458 @@
+"""The policy: a decoder in Flax NNX for Qwen2/2.5, Qwen3, Llama 3.x and SmolLM2, and the functions around it.
+
+Dimension letters: b groups, g rows of a group, s (or c) tokens of a row's suffix, p prompt tokens, t keys, d model width,
+l layers, n query heads, k key/value heads, r query heads per key/value head (n = k * r), h head width, f MLP width, v vocabulary.
+
+**Two-part attention.** The rows of a group share their prompt, so the prompt is computed once and its keys are read by all rows.
+A row's token s stands at position prompt_len + s. It sees the prompt's real tokens and its own row up to itself. With a prompt of
+2 tokens in a bucket of 3 and a row of 3 tokens in a bucket of 4 (1 = may look; `.` = padding, computed but never read):
+
+               prompt     own row
+               p0 p1 .    s0 s1 s2 .
+    query s0    1  1 0     1  0  0 0        position 2
+    query s1    1  1 0     1  1  0 0        position 3
+    query s2    1  1 0     1  1  1 0        position 4
+    query .     1  1 0     1  1  1 1        never read
+
+Padding stands on the right, so the causal rule already hides a row's padding from its real tokens; prompt padding is hidden by the
+prompt's length. Masks come from lengths, never from ids. The cached path (`extend`) adds a third part, the row's earlier tokens,
+and is otherwise the same code.
+
+Parameters are float32 masters, computation is in `config.compute_dtype`; softmax, norms and logits are float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shapes
+from seal_jax.policy.sharding import param_shardings
+
+#: Score of a key that may not be seen. Finite, so that a row without any real key stays free of NaN.
+_HIDDEN = -1e30
+
+
+class KV(NamedTuple):
+    """Keys (after norm and RoPE) and values of all layers.
+
+    Of a prompt: [L, B, K, P, H]. Of rows: [L, B, K, G, S, H]. The token axis is next to last, so that attention is a plain
+    batched matrix product without transposing the cache.
+    """
+
+    keys: jax.Array
+    values: jax.Array
+
+
+class _Past(NamedTuple):
+    """One layer's keys and values from before the present tokens, and which of them are real."""
+
+    keys: jax.Array  # [B, K, T, H] shared by a group's rows, or [B, K, G, T, H]
+    values: jax.Array
+    valid: jax.Array  # bool, broadcastable to [B, K, G, R, S, T]
+
+
+# --- building blocks ---------------------------------------------------------------------------------------------------
+def rope_inverse_frequencies(config: PolicyConfig) -> np.ndarray:
+    """Angle per position of each half-dimension, float32 [H/2]; with Llama 3's scaling where the config has it."""
+    exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    inv_freq = config.rope_theta**-exponent
+    scaling = config.rope_scaling
+    if scaling is not None:
+        # turns made within the original context: few turns -> slow dimension, interpolated; many -> kept; between -> ramp
+        turns = scaling.original_max_position * inv_freq / (2 * np.pi)
+        keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        keep = np.clip(keep, 0.0, 1.0)
+        inv_freq = keep * inv_freq + (1 - keep) * inv_freq / scaling.factor
+    return inv_freq.astype(np.float32)
+
+
+def _rotation(config: PolicyConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin [..., 1, H/2] for integer positions [...], to be broadcast over heads."""
+    angles = positions[..., None, None].astype(jnp.float32) * rope_inverse_frequencies(config)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """RoPE on [..., heads, H], pairing dimension i with i + H/2 (the convention of the Hugging Face checkpoints)."""
+    cos, sin = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    x32 = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale * weight).astype(x.dtype)
+
+
+def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x [..., D] times weight [D, ...] over D, as one flat matrix product (much faster on CPU than a high-rank einsum)."""
+    flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1).astype(x.dtype)
+    return flat.reshape(*x.shape[:-1], *weight.shape[1:])
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int) -> jax.Array:
+    """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,S,H].
+
+    The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no more than
+    about `budget` scores exist at one time, in the backward pass too (a block's scores are recomputed there).
+    """
+    scale = q.shape[-1] ** -0.5
+    n_keys = k.shape[-2] + sum(past.keys.shape[-2] for past in pasts)
+
+    def block(q: jax.Array, first: jax.Array | int) -> jax.Array:
+        at = first + jnp.arange(q.shape[-2])
+        causal = at[:, None] >= jnp.arange(k.shape[-2])
+        parts = [*pasts, _Past(k, v, causal)]
+        scores = []
+        for part in parts:
+            keys = "bkth" if part.keys.ndim == 4 else "bkgth"
+            score = jnp.einsum(f"bkgrsh,{keys}->bkgrst", q, part.keys, preferred_element_type=jnp.float32)
+            scores.append(jnp.where(part.valid, score * scale, _HIDDEN))
+        top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
+        top = jax.lax.stop_gradient(top)
+        weights = [jnp.exp(score - top) for score in scores]
+        total = sum(weight.sum(-1, keepdims=True) for weight in weights)
+        out: Any = 0.0
+        for part, weight in zip(parts, weights, strict=True):
+            values = "bkth" if part.values.ndim == 4 else "bkgth"
+            out += jnp.einsum(
+                f"bkgrst,{values}->bkgrsh", weight.astype(v.dtype), part.values, preferred_element_type=jnp.float32
+            )
+        return (out / total).astype(v.dtype)
+
+    length = q.shape[-2]
+    size = _block_size(length, scores_per_query=q.size // (length * q.shape[-1]) * n_keys, budget=budget)
+    if size == length:
+        return block(q, 0)
+    n_blocks = -(-length // size)
+    q = jnp.pad(q, [(0, 0)] * 4 + [(0, n_blocks * size - length), (0, 0)])
+    q = jnp.moveaxis(q.reshape(*q.shape[:4], n_blocks, size, q.shape[-1]), 4, 0)
+    out = jax.lax.map(lambda args: jax.checkpoint(block)(*args), (q, size * jnp.arange(n_blocks)))
+    out = jnp.moveaxis(out, 0, 4)
+    return out.reshape(*out.shape[:4], n_blocks * size, out.shape[-1])[..., :length, :]
+
+
+def _block_size(length: int, scores_per_query: int, budget: int) -> int:
+    """Queries per block: all of them if their scores fit the budget, else the largest fitting power of two (at least 16)."""
+    if length * scores_per_query <= budget:
+        return length
+    return min(
+        length, max(16, 1 << ((budget // scores_per_query).bit_length() - 1) if budget >= scores_per_query else 16)
+    )
+
+
+# --- the module --------------------------------------------------------------------------------------------------------
+class Layers(nnx.Module):
+    """The stacked parameters of all blocks; the leading axis l is scanned over, so compile time does not grow with depth."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], config: PolicyConfig, rngs: nnx.Rngs):
+        for name, shape in shapes.items():
+            setattr(self, name, nnx.Param(_initial(name, shape, config, rngs.params())))
+
+
+class Decoder(nnx.Module):
+    """The decoder. Its parameters are named as in `param_shapes`; its methods do the work of the functions below."""
+
+    def __init__(self, config: PolicyConfig, rngs: nnx.Rngs):
+        self.config = config
+        for name, shape in param_shapes(config).items():
+            if name == "layers":
+                self.layers = Layers(shape, config, rngs)
+            else:
+                setattr(self, name, nnx.Param(_initial(name, shape, config, rngs.params())))
+
+    @classmethod
+    def from_params(cls, config: PolicyConfig, params: Params) -> Decoder:
+        """A module around a pure dict of arrays (no copy)."""
+        return nnx.merge(_graphdef(config), params)
+
+    def to_params(self) -> Params:
+        """The pure dict of arrays that `from_params` takes."""
+        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
+
+    # -- trunk
+    def embed(self, ids: jax.Array) -> jax.Array:
+        return self.embed_vd[...][ids].astype(self.config.compute_dtype)
+
+    def block(self, layer: Params, x: jax.Array, rotation: tuple, pasts: Sequence[_Past]) -> tuple[jax.Array, tuple]:
+        """One layer on x [B,G,S,D]. Returns x and this layer's own keys and values [B,K,G,S,H]."""
+        config = self.config
+        batch, rows, length, _ = x.shape
+        n_kv, repeat = config.n_kv_heads, config.n_heads // config.n_kv_heads
+
+        y = _rms_norm(x, layer["attn_norm_ld"], config.norm_eps)
+        q, k, v = _dense(y, layer["q_ldnh"]), _dense(y, layer["k_ldkh"]), _dense(y, layer["v_ldkh"])
+        if config.qkv_bias:
+            q = q + layer["q_bias_lnh"].astype(q.dtype)
+            k = k + layer["k_bias_lkh"].astype(k.dtype)
+            v = v + layer["v_bias_lkh"].astype(v.dtype)
+        if config.qk_norm:  # before RoPE
+            q = _rms_norm(q, layer["q_norm_lh"], config.norm_eps)
+            k = _rms_norm(k, layer["k_norm_lh"], config.norm_eps)
+        q, k = _rotate(q, rotation), _rotate(k, rotation)
+        # consecutive query heads share a key/value head: n = k * repeat + r
+        q = q.reshape(batch, rows, length, n_kv, repeat, config.head_dim).transpose(0, 3, 1, 4, 2, 5)
+        k, v = k.transpose(0, 3, 1, 2, 4), v.transpose(0, 3, 1, 2, 4)
+        mixed = _attend(q, k, v, pasts, config.attention_budget)
+        mixed = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(batch, rows, length, config.n_heads * config.head_dim)
+        x = x + _dense(mixed, layer["o_lnhd"].reshape(-1, config.d_model))
+
+        y = _rms_norm(x, layer["mlp_norm_ld"], config.norm_eps)
+        return x + _dense(nnx.silu(_dense(y, layer["gate_ldf"])) * _dense(y, layer["up_ldf"]), layer["down_lfd"]), (
+            k,
+            v,
+        )
+
+    def _scan(self, body: Any, carry: Any, *stacked: Any) -> tuple[Any, Any]:
+        """Runs body(carry, layer, *slices) -> (carry, out) over the layers."""
+        layers = nnx.to_pure_dict(nnx.state(self.layers, nnx.Param))
+
+        def step(carry: Any, slices: tuple) -> tuple[Any, Any]:
+            return body(carry, *slices)
+
+        if self.config.remat == "block":
+            step = jax.checkpoint(step, prevent_cse=False)
+        return jax.lax.scan(step, carry, (layers, *stacked))
+
+    def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
+        """The prompts alone: final hidden states [B,P,D] and their cache [L,B,K,P,H]."""
+        rotation = _rotation(self.config, jnp.arange(prompt_ids_bp.shape[1])[None, None])
+        x = self.embed(_clean(prompt_ids_bp, prompt_len_b))[:, None]  # a group with one row
+
+        def body(x: jax.Array, layer: Params) -> tuple[jax.Array, tuple]:
+            return self.block(layer, x, rotation, ())
+
+        x, (keys, values) = self._scan(body, x)
+        return self.final_norm(x[:, 0]), KV(keys[:, :, :, 0], values[:, :, :, 0])
+
+    def suffix_hidden(self, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg) -> jax.Array:
+        """Final hidden states [B,G,S,D] of the rows. Prompt and rows go through the layers side by side, in one scan."""
+        p, s = prompt_ids_bp.shape[1], suffix_ids_bgs.shape[2]
+        prompt_rotation = _rotation(self.config, jnp.arange(p)[None, None])
+        rotation = _rotation(self.config, prompt_len_b[:, None, None] + jnp.arange(s))
+        prompt_valid = _first(prompt_len_b, p)[:, None, None, None, None]
+        x_prompt = self.embed(_clean(prompt_ids_bp, prompt_len_b))[:, None]
+        x = self.embed(_clean(suffix_ids_bgs, suffix_len_bg))
+
+        def body(carry: tuple, layer: Params) -> tuple[tuple, None]:
+            x_prompt, x = carry
+            x_prompt, (keys, values) = self.block(layer, x_prompt, prompt_rotation, ())
+            x, _ = self.block(layer, x, rotation, (_Past(keys[:, :, 0], values[:, :, 0], prompt_valid),))
+            return (x_prompt, x), None
+
+        (_, x), _ = self._scan(body, (x_prompt, x))
+        return self.final_norm(x)
+
+    def extend(
+        self, ids_bgc: jax.Array, first_bg: jax.Array, pasts: Sequence[tuple[KV, jax.Array]]
+    ) -> tuple[jax.Array, KV]:
+        """New tokens of rows whose earlier tokens are cached.
+
+        `first_bg` is the position of each row's first new token; `pasts` are caches with masks of what is real in them (bool,
+        broadcastable to [B,K,G,R,C,T]). Returns final hidden states [B,G,C,D] and the new tokens' cache [L,B,K,G,C,H]. The
+        caches are only read: writing is the caller's, who can do it once for all layers.
+        """
+        rotation = _rotation(self.config, first_bg[..., None] + jnp.arange(ids_bgc.shape[2]))
+        valids = [valid for _, valid in pasts]
+
+        def body(x: jax.Array, layer: Params, caches: list[KV]) -> tuple[jax.Array, tuple]:
+            return self.block(layer, x, rotation, [_Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)])
+
+        x, (keys, values) = self._scan(body, self.embed(ids_bgc), [kv for kv, _ in pasts])
+        return self.final_norm(x), KV(keys, values)
+
+    def final_norm(self, x: jax.Array) -> jax.Array:
+        return _rms_norm(x, self.final_norm_d[...], self.config.norm_eps)
+
+    # -- head
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """float32 logits [..., V] of hidden states [..., D]; padding rows of the vocabulary are -inf."""
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        if self.config.tied:
+            head, spec = self.embed_vd[...], "xd,vd->xv"
+        else:
+            head, spec = self.head_dv[...], "xd,dv->xv"
+        logits = jnp.einsum(spec, flat, head.astype(flat.dtype), preferred_element_type=jnp.float32)
+        if self.config.padded_vocab > self.config.vocab_size:
+            logits = jnp.where(jnp.arange(self.config.padded_vocab) < self.config.vocab_size, logits, -jnp.inf)
+        return logits.reshape(*hidden.shape[:-1], -1)
+
+    def next_logp(self, hidden_bgsd, target_bgs, keep_bgs, temperature) -> jax.Array:
+        """log softmax(logits / temperature)[target] where `keep`, else 0.0; float32 [B,G,S].
+
+        Token columns go through the head in chunks of about `config.head_chunk` tokens under scan and remat, so the logits of a
+        whole batch never exist; a chunk that keeps nothing costs nothing.
+        """
+        batch, rows, length, width = hidden_bgsd.shape
+        columns = min(length, max(1, self.config.head_chunk // (batch * rows)))
+        n_chunks = -(-length // columns)
+
+        def chunked(
+            x: jax.Array,
+        ) -> jax.Array:  # [B,G,S,...] -> [chunk,B,G,columns,...]; b stays an axis of its own (it is sharded)
+            x = jnp.pad(x, [(0, 0), (0, 0), (0, n_chunks * columns - length)] + [(0, 0)] * (x.ndim - 3))
+            return jnp.moveaxis(x.reshape(batch, rows, n_chunks, columns, *x.shape[3:]), 2, 0)
+
+        def score(hidden: jax.Array, target: jax.Array, keep: jax.Array) -> jax.Array:
+            logits = self.logits(hidden) / temperature
+            picked = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+            # the select stands before any use of `picked`, so that nothing of an unkept place reaches a gradient
+            return jnp.where(keep, picked - jax.nn.logsumexp(logits, axis=-1), 0.0)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False)
+        def chunk(_: None, args: tuple) -> tuple[None, jax.Array]:
+            hidden, target, keep = args
+            return None, jax.lax.cond(
+                keep.any(), score, lambda h, t, k: jnp.zeros(k.shape, jnp.float32), hidden, target, keep
+            )
+
+        args = (chunked(hidden_bgsd), chunked(jnp.where(keep_bgs, target_bgs, 0)), chunked(keep_bgs))
+        _, logp = jax.lax.scan(chunk, None, args)
+        return jnp.moveaxis(logp, 0, 2).reshape(batch, rows, -1)[..., :length]
+
+    def token_logp(
+        self, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg, temperature=1.0, keep_bgs=None
+    ) -> jax.Array:
+        """See the function of the same name."""
+        hidden = self.suffix_hidden(prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg)
+        keep = _first(suffix_len_bg, suffix_ids_bgs.shape[2])
+        if keep_bgs is not None:
+            keep = keep & keep_bgs
+        # token s is predicted at s-1: shift targets one to the left, score, shift the scores back
+        logp = self.next_logp(hidden, _shift_left(suffix_ids_bgs), _shift_left(keep), temperature)
+        return jnp.pad(logp[..., :-1], [(0, 0), (0, 0), (1, 0)])
+
+
+def _first(length: jax.Array, size: int) -> jax.Array:
+    """bool [..., size]: the first `length` places."""
+    return jnp.arange(size) < length[..., None]
+
+
+def _clean(ids: jax.Array, length: jax.Array) -> jax.Array:
+    """Padding replaced by id 0, whatever stood there: an id out of range would be read as NaN and poison gradients."""
+    return jnp.where(_first(length, ids.shape[-1]), ids, 0)
+
+
+def _shift_left(x: jax.Array) -> jax.Array:
+    return jnp.pad(x[..., 1:], [(0, 0), (0, 0), (0, 1)])
+
+
+def _initial(name: str, shape: tuple[int, ...], config: PolicyConfig, key: jax.Array) -> jax.Array:
+    """Norms at one, biases at zero, matrices normal with 1/sqrt(fan-in); matrices that end a residual branch are also
+    scaled by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth."""
+    if "_norm_" in name:
+        return jnp.ones(shape, jnp.float32)
+    if "_bias_" in name:
+        return jnp.zeros(shape, jnp.float32)
+    letters = dimension_letters(name)
+    if name == "embed_vd":
+        fan_in = config.d_model  # logits of a tied head start with variance 1
+    elif letters == "lnhd":
+        fan_in = config.n_heads * config.head_dim * 2 * config.n_layers
+    elif letters == "lfd":
+        fan_in = config.d_ff * 2 * config.n_layers
+    else:
+        fan_in = config.d_model
+    return fan_in**-0.5 * jax.random.normal(key, shape, jnp.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def _graphdef(config: PolicyConfig) -> nnx.GraphDef:
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
+
+
+# --- functions over the pure dict of parameters --------------------------------------------------------------------------
+def init_params(config: PolicyConfig, seed: int, mesh: Mesh | None = None) -> Params:
+    """Random float32 params; with a mesh, each is born in its shards (no device ever holds a whole one). Same values either way."""
+
+    def make() -> Params:
+        return Decoder(config, nnx.Rngs(params=seed)).to_params()
+
+    return jax.jit(make, out_shardings=None if mesh is None else param_shardings(config, mesh))()
+
+
+def token_logp(
+    config: PolicyConfig,
+    params: Params,
+    prompt_ids_bp: jax.Array,
+    prompt_len_b: jax.Array,
+    suffix_ids_bgs: jax.Array,
+    suffix_len_bg: jax.Array,
+    temperature: jax.Array | float = 1.0,
+    keep_bgs: jax.Array | None = None,
+) -> jax.Array:
+    """log p(suffix token s | prompt, suffix[<s]) at a temperature, float32 [B,G,S].
+
+    Position 0, padding and places outside the optional `keep_bgs` are 0.0. Ids are int32, lengths int32; what stands in padding
+    changes nothing. The temperature divides the logits before the softmax, as in sampling.
+    """
+    decoder = Decoder.from_params(config, params)
+    return decoder.token_logp(prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg, temperature, keep_bgs)
+
+
+def full_logits(config: PolicyConfig, params: Params, ids_bt: jax.Array, len_b: jax.Array) -> jax.Array:
+    """float32 logits [B,T,V] at every position, padded vocabulary at -inf. For parity tests and short texts: nothing is chunked."""
+    decoder = Decoder.from_params(config, params)
+    hidden, _ = decoder.prefill(ids_bt, len_b)
+    return decoder.logits(hidden)
+
+
+def prefill(config: PolicyConfig, params: Params, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> KV:
+    """The prompts' cache [L,B,K,P,H] in the compute dtype; right-padded prompts, padding is garbage that readers must mask."""
+    return Decoder.from_params(config, params).prefill(prompt_ids_bp, prompt_len_b)[1]
+
+
+def extend(
+    config: PolicyConfig,
+    params: Params,
+    ids_bgc: jax.Array,
+    len_bg: jax.Array,
+    prompt: KV,
+    prompt_len_b: jax.Array,
+    rows: KV,
+    row_len_bg: jax.Array,
+) -> tuple[jax.Array, KV, jax.Array]:
+    """Feeds `len_bg` new tokens to each row (right-padded in `ids_bgc`; 0 leaves a row as it is).
+
+    `prompt` [L,B,K,P,H] is shared by a group's rows; `rows` [L,B,K,G,S,H] holds `row_len_bg` tokens each and must have room.
+    Returns the float32 logits [B,G,V] after each row's last new token, the rows' cache with the new tokens written at each
+    row's own place, and the new lengths.
+    """
+    decoder = Decoder.from_params(config, params)
+    pasts = [(prompt, prompt_mask(prompt, prompt_len_b)), (rows, row_mask(rows, row_len_bg))]
+    hidden, new = decoder.extend(_clean(ids_bgc, len_bg), prompt_len_b[:, None] + row_len_bg, pasts)
+    last = jnp.take_along_axis(hidden, jnp.maximum(len_bg - 1, 0)[..., None, None], axis=2)[:, :, 0]
+    return decoder.logits(last), write_rows(rows, new, row_len_bg, len_bg), row_len_bg + len_bg
+
+
+def prompt_mask(prompt: KV, prompt_len_b: jax.Array) -> jax.Array:
+    """Which prompt keys are real, bool [B,1,1,1,1,P]."""
+    return _first(prompt_len_b, prompt.keys.shape[-2])[:, None, None, None, None]
+
+
+def row_mask(rows: KV, row_len_bg: jax.Array) -> jax.Array:
+    """Which cached row keys are real, bool [B,1,G,1,1,S]."""
+    return _first(row_len_bg, rows.keys.shape[-2])[:, None, :, None, None]
+
+
+def write_rows(rows: KV, new: KV, at_bg: jax.Array, count_bg: jax.Array) -> KV:
+    """Writes the first `count` of each row's new tokens [L,B,K,G,C,H] into its cache [L,B,K,G,S,H] from its own place `at` on."""
+    size, length = rows.keys.shape[-2], new.keys.shape[-2]
+    b, g = jnp.arange(at_bg.shape[0])[:, None, None], jnp.arange(at_bg.shape[1])[:, None]
+    place = at_bg[..., None] + jnp.arange(length)
+    place = jnp.where(_first(count_bg, length), place, size)  # padding is sent out of range, where "drop" drops it
+
+    def write(cache: jax.Array, values: jax.Array) -> jax.Array:
+        values = jnp.moveaxis(values, (1, 3, 4), (0, 1, 2))  # [B,G,C,L,K,H], the order advanced indexing wants
+        return cache.at[:, b, :, g, place].set(values, mode="drop")
+
+    return KV(write(rows.keys, new.keys), write(rows.values, new.values))
