@@ -1,0 +1,284 @@
+"""Checkpoints: everything a resume needs, through Orbax; and the check that a workdir belongs to this config.
+
+A checkpoint of round r holds two items, committed together by one atomic rename (a half-written one is ignored):
+`state`, a pytree of arrays (parameters, optimiser state), and `host`, JSON-able host state (round, data position,
+interface, profile, dynamic weights, chrono, ...). The last `keep` rounds stay, and beside them the best one by
+validation score. Which one is best is itself part of every checkpoint, so it is known after a resume: the first
+validation of a resumed run has to beat the real best before that may go.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round with the highest validation score so far."""
+
+    round: int
+    score: float
+
+
+class _KeepLastAndBest(checkpoint_managers.PreservationPolicy):
+    """The newest `keep` rounds and the best one; `best` is set by the owner before each save."""
+
+    def __init__(self, keep: int) -> None:
+        self.keep = keep
+        self.best: Best | None = None
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        newest = {info.step for info in sorted(checkpoints, key=lambda info: info.step)[-self.keep :]}
+        best = None if self.best is None else self.best.round
+        return [info.step in newest or info.step == best for info in checkpoints]
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      folder: where they live, e.g. `workdir / "checkpoints"`. With several hosts it must be one shared file system
+        (every host writes its own shards); "gs://..." needs `pip install gcsfs`.
+      keep: how many of the newest rounds stay, beside the best one.
+
+    Saving is synchronous: when `save` returns, the checkpoint is complete on disk, so buffers may be donated and the
+    process may exit.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ValueError(f"config.checkpoints.keep={keep} must be at least 1: a resume needs the newest round")
+        self.folder = epath.Path(folder).absolute() if "://" not in str(folder) else epath.Path(folder)
+        self._policy = _KeepLastAndBest(keep)
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            item_names=("state", "host"),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=self._policy,
+                enable_async_checkpointing=False,
+                cleanup_tmp_directories=True,
+                create=True,
+            ),
+        )
+        latest = self.latest()
+        if latest is not None:
+            best = self._read_host(latest)["best"]
+            self._policy.best = None if best is None else Best(int(best["round"]), float(best["score"]))
+
+    # --- what there is -----------------------------------------------------------------------------------------------
+    def rounds(self) -> list[int]:
+        """The rounds with a complete checkpoint, ascending. A damaged one (an item is missing) is left out, loudly."""
+        complete = []
+        for step in sorted(self._manager.all_steps()):
+            missing = [item for item in ("state", "host") if not (self.folder / str(step) / item).exists()]
+            if missing:
+                logging.warning("checkpoint %s has no %s: ignored", self.folder / str(step), " and no ".join(missing))
+            else:
+                complete.append(int(step))
+        return complete
+
+    def latest(self) -> int | None:
+        """The newest round with a complete checkpoint; None in a fresh workdir."""
+        rounds = self.rounds()
+        return rounds[-1] if rounds else None
+
+    @property
+    def best(self) -> Best | None:
+        """The best validation score saved so far; None before the first `save` with a score."""
+        return self._policy.best
+
+    # --- save and restore --------------------------------------------------------------------------------------------
+    def save(self, round: int, state: Any, host: Mapping[str, Any], *, score: float | None = None) -> bool:
+        """Saves a round; returns True if its score is the best so far (strictly: a tie keeps the older round).
+
+        Args:
+          round: number of finished rounds (0 = before the first one).
+          state: pytree of jax or numpy arrays.
+          host: JSON-able; numpy scalars and arrays become numbers and lists, tuples become lists.
+          score: validation score, higher is better; None = this round was not validated. NaN never becomes the best.
+        """
+        if round in self._manager.all_steps():
+            if round in self.rounds():
+                raise ValueError(f"{self.folder / str(round)}: round {round} is already saved; resume from it instead")
+            self._manager.delete(round)  # damaged: see rounds()
+        best, improved = self.best, False
+        if score is not None and math.isfinite(score) and (best is None or score > best.score):
+            best, improved = Best(round, float(score)), True
+        record = {
+            "format": _FORMAT,
+            "best": None if best is None else asdict(best),
+            "leaves": _leaves(state),
+            "host": plain(host, "host"),
+        }
+        before, self._policy.best = self._policy.best, best  # the policy runs inside save()
+        try:
+            self._manager.save(
+                round, args=ocp.args.Composite(state=ocp.args.StandardSave(state), host=ocp.args.JsonSave(record))
+            )
+        except BaseException:
+            self._policy.best = before
+            raise
+        return improved
+
+    def restore(self, like: Any, round: int | str | None = None) -> tuple[Any, dict[str, Any]]:
+        """Loads (state, host) of a round, of the "best" one, or of the latest (None).
+
+        Args:
+          like: pytree that the state must have: arrays, or `jax.ShapeDtypeStruct` with a sharding. Arrays are restored
+            onto *its* shardings, so the mesh may differ from the one that saved them.
+
+        Raises ValueError if there is no such checkpoint, or if it does not fit `like`.
+        """
+        chosen = self._resolve(round)
+        saved, wanted = self._read_host(chosen)["leaves"], _leaves(like)
+        if saved != wanted:
+            # Compared here, before any array is read: Orbax would cast a dtype silently and fail late on a shape.
+            name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
+            raise ValueError(
+                f"{self.folder / str(chosen)} does not fit this config's state (state{name}: "
+                f"{_show(saved, name)} there, {_show(wanted, name)} here); "
+                "resume with the config of the run, or start in a new --workdir"
+            )
+        restored = self._manager.restore(
+            chosen,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
+            ),
+        )
+        return restored["state"], restored["host"]["host"]
+
+    def restore_host(self, round: int | str | None = None) -> dict[str, Any]:
+        """Only the host state of a round (no arrays are read)."""
+        return self._read_host(self._resolve(round))["host"]
+
+    def close(self) -> None:
+        """Waits for whatever Orbax still does. Also called at the end of a `with` block."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _resolve(self, round: int | str | None) -> int:
+        rounds = self.rounds()
+        if round == "best":
+            round = None if self.best is None else self.best.round
+            if round is None:
+                raise ValueError(f"{self.folder}: no round has a validation score yet, so there is no best one")
+        elif round is None:
+            round = rounds[-1] if rounds else None
+        if round not in rounds:
+            raise ValueError(f"{self.folder}: no checkpoint of round {round}; there are {rounds}")
+        return int(round)
+
+    def _read_host(self, round: int) -> dict[str, Any]:
+        record = self._manager.restore(round, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        if record["format"] != _FORMAT:
+            raise ValueError(
+                f"{self.folder / str(round)}: checkpoint format {record['format']}, this version reads {_FORMAT}; "
+                "resume with the seal_jax version that wrote it"
+            )
+        return record
+
+
+def _leaves(state: Any) -> dict[str, str]:
+    """{path in the tree: "dtype[shape]"} of every array; what must agree between a checkpoint and a state."""
+    named, _ = jax.tree_util.tree_flatten_with_path(state)
+    for path, leaf in named:
+        if not hasattr(leaf, "dtype"):
+            raise TypeError(f"state{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; state holds arrays only")
+    return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in named}
+
+
+def _target(leaf: Any) -> Any:
+    """What Orbax is asked for in the place of one leaf of `like`."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if isinstance(leaf, jax.Array):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+    return leaf  # numpy arrays stay on the host
+
+
+def plain(value: Any, where: str) -> Any:
+    """JSON-able copy of host state; TypeError naming the field for anything that JSON cannot hold."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{where}: key {key!r} is not a string; JSON would change it")
+        return {key: plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, (np.generic, np.ndarray, jax.Array)):
+        return np.asarray(value).tolist()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"{where}: {type(value).__name__} cannot be saved as JSON; give numbers, strings, lists or dicts")
+
+
+# --- the workdir's config --------------------------------------------------------------------------------------------
+def check_workdir(workdir: str | Path, config: Mapping[str, Any], *, free: Sequence[str] = ()) -> bool:
+    """Ties a workdir to its config: writes config.json the first time, compares with it later.
+
+    Args:
+      config: the whole configuration as nested dicts (`ConfigDict.to_dict()`).
+      free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry"). The new
+        values are written.
+
+    Returns True if the workdir had a config already (so the run may be a resume). ValueError in one line that names up
+    to five differing fields with both values, and the mend.
+    """
+    path = epath.Path(workdir) / "config.json"
+    now = json.loads(json.dumps(plain(config, "config"), sort_keys=True))
+    known = path.exists()
+    if known:
+        before = json.loads(path.read_text())
+        old, new = _flat(before), _flat(now)
+        differing = [
+            name
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+            and not any(name == f or name.startswith(f + ".") for f in free)
+        ]
+        if differing:
+            shown = ", ".join(f"{n}: {_show(old, n)} there, {_show(new, n)} here" for n in differing[:5])
+            more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+            raise ValueError(
+                f"workdir {workdir} belongs to another config ({shown}{more}); "
+                "choose a new --workdir, or set these fields back"
+            )
+    if jax.process_index() == 0 and (not known or before != now):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name("config.json.tmp")
+        scratch.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n")
+        scratch.replace(path)
+    return known
+
+
+_ABSENT = object()
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        return {k: v for key, item in value.items() for k, v in _flat(item, f"{prefix}{key}.").items()}
+    return {prefix.removesuffix("."): value}
+
+
+def _show(flat: Mapping[str, Any], name: str) -> str:
+    return json.dumps(flat[name]) if name in flat else "absent"
