@@ -76,7 +76,7 @@ class ChatFormat(Protocol):
         ...
 
     def clean(self, text: str) -> str:
-        """Outside text made safe for this format. The methods below do it themselves; a cue between segments needs it."""
+        """Outside text made safe for this format. Methods below do it themselves; a cue between segments needs it."""
         ...
 
     def prompt(self, tools: Sequence[ToolDoc], user: str, system: str = "") -> str:

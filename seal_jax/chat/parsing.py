@@ -71,7 +71,7 @@ class ParseOptions:
     parallel: bool = True
     reasoning_open: bool = False
     ignored_keys: frozenset[str] = frozenset()
-    max_chars: int = 1_000_000
+    max_chars: int = 300_000
     max_depth: int = 64
     max_calls: int = 128
 
