@@ -1,0 +1,504 @@
+"""The rollout engine: groups of rows that share a prompt, play several turns, and never compute a token twice.
+
+A session holds, on the device,
+
+    prompt cache  [L, B, K, P, H]      computed once per group, read by all its rows
+    rows' cache   [L, B, K, G, S, H]   every row at its own length; S grows from one declared bucket to the next
+
+`Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a `while_loop` that ends
+when every row has met a stop id or its limit). During a message the new keys go to a small buffer at a place common to all
+rows and the big caches are only read; they are written once, after the loop. A message's last token has not been through the model when the
+loop ends: it is kept as pending and leads the row's next chunk, so rows continue exactly where they stopped.
+
+Everything stands on the left and is padded on the right; masks come from lengths, never from ids, so a pad id that equals a stop
+id is harmless. Shapes come from declared buckets only and params are an argument: after each bucket has been met, nothing compiles.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from seal_jax.policy.config import Params, PolicyConfig
+from seal_jax.policy.model import KV, Decoder, prompt_mask, row_mask, write_rows
+from seal_jax.policy.sharding import BATCH_AXES, check_batch
+
+Row = tuple[int, int]  # (b, g): group and row in it, as numbered at the start of the session
+
+#: What starting one more chunk costs, in padded tokens; weighs "one long chunk" against "several short ones".
+_CHUNK_OVERHEAD = 8
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One sampled message. `ids` include the stop id; `logps` are float32 log-probs of `ids` under the sampling distribution
+    (at temperature 1 when greedy); `truncated` says that a limit came before a stop id."""
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    truncated: bool
+
+
+class RolloutEngine:
+    """Compiled prefill, extend, decode and compaction for one model shape.
+
+    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt tokens, suffix
+    tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction may use beside the
+    session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the config's.
+    `mesh`: groups are split over its data and fsdp axes; None follows the params.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        *,
+        stop_ids: Sequence[int],
+        prompt_buckets: Sequence[int],
+        suffix_buckets: Sequence[int],
+        chunk_buckets: Sequence[int],
+        group_buckets: Sequence[int],
+        max_new_tokens: int,
+        vocab_size: int | None = None,
+        row_buckets: Sequence[int] = (),
+        mesh: Mesh | None = None,
+    ):
+        if vocab_size is not None and vocab_size != config.vocab_size:
+            raise ValueError(
+                f"engine.vocab_size={vocab_size} but policy.vocab_size={config.vocab_size}; training and sampling must mask the same "
+                "ids: use dataclasses.replace(config, vocab_size=...) for both"
+            )
+        if not stop_ids or any(not 0 <= i < config.vocab_size for i in stop_ids):
+            raise ValueError(
+                f"engine.stop_ids={tuple(stop_ids)} must be one or more ids below vocab_size={config.vocab_size}"
+            )
+        if max_new_tokens < 1:
+            raise ValueError(f"engine.max_new_tokens={max_new_tokens} must be at least 1")
+        self.config = config
+        self.stop_ids = frozenset(int(i) for i in stop_ids)
+        self.prompt_buckets = _buckets("prompt_buckets", prompt_buckets)
+        self.suffix_buckets = _buckets("suffix_buckets", suffix_buckets)
+        self.chunk_buckets = _buckets("chunk_buckets", chunk_buckets)
+        self.group_buckets = _buckets("group_buckets", group_buckets)
+        self.row_buckets = _buckets("row_buckets", row_buckets) if row_buckets else ()
+        self.max_new_tokens = max_new_tokens
+        self.mesh = mesh
+        if mesh is not None:
+            for size in self.group_buckets:
+                check_batch(size, mesh, "engine.group_buckets entry")
+        self.compilations = 0  # traces of the functions below; each is one compilation
+        self._prefill = self._jit(self._prefill_fn)
+        self._new_rows = self._jit(self._new_rows_fn, static_argnums=(1, 2))
+        self._extend = self._jit(self._extend_fn, donate_argnames=("rows", "hidden_bgd"))
+        self._decode = self._jit(self._decode_fn, donate_argnames=("rows",))
+        self._repack = self._jit(self._repack_fn)
+        self._grow = self._jit(self._grow_fn, static_argnums=(1,))
+
+    def start(self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int) -> Session:
+        """Prefills each prompt once and opens a session of len(prompts) groups with `rollouts` rows each.
+
+        Raises ValueError for an empty or too long prompt, or more groups than the largest bucket.
+        """
+        return Session(self, params, prompts, rollouts)
+
+    # --- the compiled functions -----------------------------------------------------------------------------------------
+    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.compilations += 1  # runs when jit traces, not when it calls
+            return function(*args, **kwargs)
+
+        return jax.jit(counted, **options)
+
+    def _prefill_fn(self, params: Params, ids_bp: jax.Array, len_b: jax.Array) -> KV:
+        return Decoder.from_params(self.config, params).prefill(ids_bp, len_b)[1]
+
+    def _new_rows_fn(self, prompt: KV, rows: int, size: int) -> tuple[KV, jax.Array]:
+        """Empty row caches beside a prompt cache, and a place for their last hidden states."""
+        layers, batch, n_kv, _, head_dim = prompt.keys.shape
+        empty = jnp.zeros((layers, batch, n_kv, rows, size, head_dim), prompt.keys.dtype)
+        return KV(empty, empty), jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
+
+    def _extend_fn(
+        self,
+        params: Params,
+        prompt: KV,
+        prompt_len_b: jax.Array,
+        rows: KV,
+        row_len_bg: jax.Array,
+        hidden_bgd: jax.Array,
+        ids_bgc: jax.Array,
+        len_bg: jax.Array,
+    ) -> tuple[KV, jax.Array]:
+        """Feeds a chunk. Returns the rows' cache and each row's hidden state at its last token so far."""
+        decoder = Decoder.from_params(self.config, params)
+        pasts = [(prompt, prompt_mask(prompt, prompt_len_b)), (rows, row_mask(rows, row_len_bg))]
+        hidden_bgcd, new = decoder.extend(ids_bgc, prompt_len_b[:, None] + row_len_bg, pasts)
+        last = jnp.take_along_axis(hidden_bgcd, jnp.maximum(len_bg - 1, 0)[..., None, None], axis=2)[:, :, 0]
+        return write_rows(rows, new, row_len_bg, len_bg), jnp.where(len_bg[..., None] > 0, last, hidden_bgd)
+
+    def _decode_fn(
+        self,
+        params: Params,
+        prompt: KV,
+        prompt_len_b: jax.Array,
+        rows: KV,
+        row_len_bg: jax.Array,
+        hidden_bgd: jax.Array,
+        limit_bg: jax.Array,
+        seed_bg: jax.Array,
+        temperature: jax.Array,
+    ) -> tuple[KV, jax.Array, jax.Array, jax.Array]:
+        """Samples up to `limit` tokens a row. Returns the rows' cache, ids [B,G,N], log-probs [B,G,N] and counts [B,G]."""
+        decoder = Decoder.from_params(self.config, params)
+        stop = jnp.asarray(sorted(self.stop_ids), jnp.int32)
+        n_new = self.max_new_tokens
+        layers, batch, n_kv, n_rows, _, head_dim = rows.keys.shape
+        first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
+        prompt_past = (prompt, prompt_mask(prompt, prompt_len_b))
+        rows_past = (rows, row_mask(rows, row_len_bg))
+
+        def sample(state: dict[str, Any], hidden_bgd: jax.Array) -> dict[str, Any]:
+            step, alive = state["step"], state["alive"]
+            token, logp = sample_tokens(decoder.logits(hidden_bgd), temperature, seed_bg, first_bg + step)
+            count = state["count"] + alive
+            return {
+                **state,
+                "step": step + 1,
+                "token": token,
+                "ids": state["ids"].at[..., step].set(token),
+                "logp": state["logp"].at[..., step].set(logp),
+                "count": count,
+                "alive": alive & ~(token[..., None] == stop).any(-1) & (count < limit_bg),
+            }
+
+        def body(state: dict[str, Any]) -> dict[str, Any]:
+            fed = state["step"] - 1  # tokens of this message that are in the buffer; the present one becomes the next
+            buffer = (state["new"], jnp.arange(n_new) < fed)
+            pasts = [prompt_past, rows_past, buffer]
+            hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts)
+            new = jax.tree.map(
+                lambda buf, x: jax.lax.dynamic_update_slice_in_dim(buf, x, fed, axis=-2), state["new"], one
+            )
+            return sample({**state, "new": KV(*new)}, hidden_bgcd[:, :, 0])
+
+        empty = jnp.zeros((layers, batch, n_kv, n_rows, n_new, head_dim), rows.keys.dtype)
+        state = {
+            "step": jnp.int32(0),
+            "token": jnp.zeros((batch, n_rows), jnp.int32),
+            "ids": jnp.zeros((batch, n_rows, n_new), jnp.int32),
+            "logp": jnp.zeros((batch, n_rows, n_new), jnp.float32),
+            "count": jnp.zeros((batch, n_rows), jnp.int32),
+            "alive": limit_bg > 0,
+            "new": KV(empty, empty),
+        }
+        state = sample(state, hidden_bgd)
+        # an alive row has count < limit <= n_new, so the loop cannot run past the buffers
+        state = jax.lax.while_loop(lambda state: state["alive"].any(), body, state)
+        rows = write_rows(rows, state["new"], row_len_bg, jnp.maximum(state["count"] - 1, 0))
+        return rows, state["ids"], state["logp"], state["count"]
+
+    def _repack_fn(
+        self, prompt: KV, rows: KV, hidden_bgd: jax.Array, group_b: jax.Array, slot_bg: jax.Array, row_bg: jax.Array
+    ) -> tuple[KV, KV, jax.Array]:
+        """A new grid: slot b gets the prompt of old slot group_b[b], its row g is old row (slot_bg[b, g], row_bg[b, g])."""
+        # indices on both sides of a slice put their axes first: [B, G, L, K, S, H]
+        rows = KV(*(jnp.transpose(x[:, slot_bg, :, row_bg], (2, 0, 3, 1, 4, 5)) for x in rows))
+        return KV(*(x[:, group_b] for x in prompt)), rows, hidden_bgd[slot_bg, row_bg]
+
+    def _grow_fn(self, rows: KV, size: int) -> KV:
+        grown = [jnp.pad(x, [(0, 0)] * 4 + [(0, size - x.shape[-2]), (0, 0)]) for x in rows]
+        return KV(*grown)
+
+
+def sample_tokens(
+    logits: jax.Array, temperature: jax.Array, seed: jax.Array, position: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Samples from softmax(logits / temperature) and gives the float32 log-prob under that same distribution.
+
+    logits [..., V] float32 (masked ids at -inf); temperature scalar, 0 = greedy with log-probs at temperature 1; seed uint32 and
+    position int32 [...]: the noise of a row depends on these two alone, so neither neighbours nor batch shape can change it.
+    """
+    greedy = temperature == 0.0
+    scaled = logits / jnp.where(greedy, 1.0, temperature)
+
+    def with_noise(scaled: jax.Array) -> jax.Array:
+        def one(seed: jax.Array, position: jax.Array) -> jax.Array:
+            return jax.random.gumbel(jax.random.fold_in(jax.random.key(seed), position), scaled.shape[-1:])
+
+        return scaled + jax.vmap(one)(seed.reshape(-1), position.reshape(-1)).reshape(scaled.shape)
+
+    token = jnp.argmax(jax.lax.cond(greedy, lambda x: x, with_noise, scaled), axis=-1).astype(jnp.int32)
+    picked = jnp.take_along_axis(scaled, token[..., None], axis=-1)[..., 0]
+    return token, picked - jax.nn.logsumexp(scaled, axis=-1)
+
+
+class Session:
+    """The episodes of some groups, from their prompts on. Made by `RolloutEngine.start`; params are fixed for its lifetime."""
+
+    def __init__(self, engine: RolloutEngine, params: Params, prompts: Sequence[Sequence[int]], rollouts: int):
+        self.engine, self.params = engine, params
+        if not prompts or rollouts < 1:
+            raise ValueError(
+                f"a session needs prompts and rollouts >= 1, got {len(prompts)} prompts and rollouts={rollouts}"
+            )
+        lengths = [len(prompt) for prompt in prompts]
+        if min(lengths) == 0:
+            raise ValueError(f"prompt {lengths.index(0)} is empty; a row needs at least one token to start from")
+        size = _pick(
+            engine.prompt_buckets,
+            max(lengths),
+            f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens",
+            "prompt_buckets",
+        )
+        batch = _pick(engine.group_buckets, len(prompts), f"{len(prompts)} prompts", "group_buckets")
+        ids_bp = np.zeros((batch, size), np.int32)
+        for b, prompt in enumerate(prompts):
+            _check_ids(prompt, engine.config, f"prompt {b}")
+            ids_bp[b, : len(prompt)] = prompt
+        self.rollouts = rollouts
+        self.prompt_len = lengths
+        self._written = {(b, g): 0 for b in range(len(prompts)) for g in range(rollouts)}  # suffix tokens in the cache
+        self._pending: dict[Row, int] = {}  # sampled, not yet in the cache
+        # where each live row stands in the grid; a slot is a group's prompt with some of its rows
+        self._place: dict[Row, tuple[int, int]] = {row: row for row in self._written}
+        self._slot_group = [b if b < len(prompts) else -1 for b in range(batch)]
+        self._prompt = engine._prefill(params, self._put(ids_bp), self._put(self._by_slot(self.prompt_len)))
+        self._rows: KV | None = None
+        self._hidden: jax.Array | None = None
+        self._grid = (batch, rollouts)
+        self._capacity = 0
+
+    # --- what the host can ask ------------------------------------------------------------------------------------------
+    def length(self, row: Row) -> int:
+        """Tokens of the row so far: prompt and suffix, the pending one included."""
+        return self.prompt_len[row[0]] + self._suffix_length(row)
+
+    def room(self, row: Row) -> int:
+        """Tokens the row can still take, fed and sampled together."""
+        suffix = self._suffix_length(row)
+        positions = self.engine.config.max_position - self.prompt_len[row[0]]
+        return min(self.engine.suffix_buckets[-1], positions) - suffix
+
+    @property
+    def live(self) -> frozenset[Row]:
+        return frozenset(self._place)
+
+    def _suffix_length(self, row: Row) -> int:
+        if row not in self._written:
+            raise ValueError(
+                f"row {row} is not of this session; it has groups 0..{len(self.prompt_len) - 1} x {self.rollouts} rows"
+            )
+        return self._written[row] + (row in self._pending)
+
+    # --- acting ---------------------------------------------------------------------------------------------------------
+    def act(
+        self, tokens: Mapping[Row, Sequence[int]], *, temperature: float, keys: Mapping[Row, int]
+    ) -> dict[Row, Sampled]:
+        """Feeds each row its new tokens, then samples its next message.
+
+        tokens: non-empty ids per row (what the template or the world adds after the row's last token). Rows not named are finished
+        for good. temperature: 0 is greedy. keys: a uint32 seed per row; the noise at a place depends on seed and position only, so one
+        seed can serve a whole episode. Raises ValueError if a row is finished or unknown, has no seed, gets no tokens or more
+        than `room(row) - 1` (one place must be left to sample into).
+        """
+        engine = self.engine
+        if not tokens:
+            self._place.clear()
+            return {}
+        self._check(tokens, keys, temperature)
+        limits = {row: min(engine.max_new_tokens, self.room(row) - len(ids)) for row, ids in tokens.items()}
+        fed = {row: [*self._pending_ids(row), *ids] for row, ids in tokens.items()}
+        self._place = {row: place for row, place in self._place.items() if row in tokens}
+        self._compact()
+        self._reserve(max(self._written[row] + len(fed[row]) + limits[row] - 1 for row in tokens))
+        self._feed(fed)
+        sampled_ids, logps, counts = self._sample(limits, keys, temperature)
+
+        out: dict[Row, Sampled] = {}
+        for row in tokens:
+            slot, g = self._place[row]
+            n = int(counts[slot, g])
+            ids = tuple(sampled_ids[slot, g, :n].tolist())
+            out[row] = Sampled(ids, tuple(logps[slot, g, :n].tolist()), truncated=ids[-1] not in engine.stop_ids)
+            self._written[row] += n - 1
+            self._pending[row] = ids[-1]
+        return out
+
+    def _check(self, tokens: Mapping[Row, Sequence[int]], keys: Mapping[Row, int], temperature: float) -> None:
+        if not temperature >= 0.0:
+            raise ValueError(f"temperature={temperature} must be 0 (greedy) or positive")
+        for row, ids in tokens.items():
+            room = self.room(row)
+            if row not in self._place:
+                raise ValueError(
+                    f"row {row} is finished: it was absent from an earlier act; start a new session for it"
+                )
+            if row not in keys:
+                raise ValueError(f"row {row} has no seed in keys; give each acting row a uint32")
+            if len(ids) == 0:
+                raise ValueError(f"row {row} was given no tokens; feed at least the assistant header")
+            _check_ids(ids, self.engine.config, f"row {row}")
+            if len(ids) >= room:
+                raise ValueError(
+                    f"row {row} has room for {room} tokens but was given {len(ids)} and must sample at least one; "
+                    f"end the episode, or raise engine.suffix_buckets[-1]={self.engine.suffix_buckets[-1]}"
+                )
+
+    def _pending_ids(self, row: Row) -> list[int]:
+        return [self._pending[row]] if row in self._pending else []
+
+    def _feed(self, fed: Mapping[Row, Sequence[int]]) -> None:
+        """Runs all new tokens through the model, in as few padded tokens as the chunk buckets allow."""
+        done = 0
+        for size in _chunk_plan(max(map(len, fed.values())), self.engine.chunk_buckets):
+            ids_bgc = np.zeros((*self._grid, size), np.int32)
+            len_bg = np.zeros(self._grid, np.int32)
+            for row, ids in fed.items():
+                part = ids[done : done + size]
+                ids_bgc[self._place[row]][: len(part)] = part
+                len_bg[self._place[row]] = len(part)
+            self._rows, self._hidden = self.engine._extend(
+                self.params,
+                self._prompt,
+                self._put(self._by_slot(self.prompt_len)),
+                rows=self._rows,
+                row_len_bg=self._put(self._by_row(self._written)),
+                hidden_bgd=self._hidden,
+                ids_bgc=self._put(ids_bgc),
+                len_bg=self._put(len_bg),
+            )
+            done += size
+            for row in fed:
+                self._written[row] += int(len_bg[self._place[row]])
+        for row in fed:
+            self._pending.pop(row, None)
+
+    def _sample(self, limits: Mapping[Row, int], keys: Mapping[Row, int], temperature: float) -> tuple[np.ndarray, ...]:
+        self._rows, *sampled = self.engine._decode(
+            self.params,
+            self._prompt,
+            self._put(self._by_slot(self.prompt_len)),
+            rows=self._rows,
+            row_len_bg=self._put(self._by_row(self._written)),
+            hidden_bgd=self._hidden,
+            limit_bg=self._put(self._by_row(limits)),
+            seed_bg=self._put(self._by_row(keys, np.uint32)),
+            temperature=np.float32(temperature),
+        )
+        return tuple(jax.device_get(sampled))
+
+    # --- the grid ---------------------------------------------------------------------------------------------------------
+    def _reserve(self, need: int) -> None:
+        """Moves the rows to a suffix bucket that holds `need` tokens, if the present one does not."""
+        engine = self.engine
+        if self._capacity >= need:
+            return
+        self._capacity = _pick(engine.suffix_buckets, need, f"a row of {need} tokens", "suffix_buckets")
+        if self._rows is None:
+            self._rows, self._hidden = engine._new_rows(self._prompt, self._grid[1], self._capacity)
+        else:
+            self._rows = engine._grow(self._rows, self._capacity)
+
+    def _compact(self) -> None:
+        """Packs the live rows into a smaller grid when that at least nearly halves the work.
+
+        A group's rows may be spread over several slots (its prompt then stands in each), but never over more slots than the
+        largest group bucket.
+        """
+        engine = self.engine
+        groups: dict[int, list[Row]] = {}
+        for row in sorted(self._place):
+            groups.setdefault(row[0], []).append(row)
+        best: tuple[int, int, int] | None = None  # cost, slots, rows per slot
+        for width in {*engine.row_buckets, self._grid[1]}:
+            slots = sum(-(-len(rows) // width) for rows in groups.values())
+            size = next((size for size in engine.group_buckets if size >= slots), None)
+            if size is not None and (best is None or size * width < best[0]):
+                best = (size * width, size, width)
+        if best is None or best[0] > 0.6 * self._grid[0] * self._grid[1]:
+            return
+        _, size, width = best
+        old, old_width = self._place, self._grid[1]
+        self._place, self._slot_group, self._grid = {}, [], (size, width)
+        group_b = np.zeros(size, np.int32)
+        slot_bg, row_bg = np.zeros((size, width), np.int32), np.zeros((size, width), np.int32)
+        for b, rows in groups.items():
+            for first in range(0, len(rows), width):
+                slot = len(self._slot_group)
+                self._slot_group.append(b)
+                group_b[slot] = old[rows[first]][0]
+                for g, row in enumerate(rows[first : first + width]):
+                    self._place[row] = (slot, g)
+                    slot_bg[slot, g], row_bg[slot, g] = old[row]
+        self._slot_group += [-1] * (size - len(self._slot_group))
+        if self._rows is None:  # nothing fed yet: only the prompts move
+            self._rows, self._hidden = engine._new_rows(self._prompt, old_width, engine.suffix_buckets[0])
+            self._capacity = engine.suffix_buckets[0]
+        indices = (self._put(group_b), self._put(slot_bg), self._put(row_bg))
+        self._prompt, self._rows, self._hidden = engine._repack(self._prompt, self._rows, self._hidden, *indices)
+
+    def _by_slot(self, values: Sequence[int]) -> np.ndarray:
+        """int32 [B] from a value per group; empty slots get 0."""
+        return np.asarray([values[b] if b >= 0 else 0 for b in self._slot_group], np.int32)
+
+    def _by_row(self, values: Mapping[Row, int], dtype: Any = np.int32) -> np.ndarray:
+        """[B, G] from a value per row; places without a live row get 0."""
+        out = np.zeros(self._grid, dtype)
+        for row, place in self._place.items():
+            out[place] = values[row]
+        return out
+
+    def _put(self, array: np.ndarray) -> jax.Array:
+        """A [B, ...] host array on the device(s)."""
+        mesh = self.engine.mesh
+        if mesh is None:
+            return jnp.asarray(array)
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+
+
+# --- host helpers ----------------------------------------------------------------------------------------------------------
+def _buckets(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    sizes = tuple(sizes)
+    if not sizes or any(size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"engine.{name}={sizes} must be one or more ascending positive sizes")
+    return sizes
+
+
+def _pick(buckets: Sequence[int], size: int, what: str, name: str) -> int:
+    for bucket in buckets:
+        if bucket >= size:
+            return bucket
+    raise ValueError(f"{what}, but the largest of engine.{name}={tuple(buckets)} is {buckets[-1]}; add a larger bucket")
+
+
+@functools.lru_cache(maxsize=4096)
+def _chunk_plan(length: int, buckets: tuple[int, ...]) -> tuple[int, ...]:
+    """Chunk sizes that cover `length` tokens with the least padding plus overhead, large ones first."""
+    cost, choice = [0.0], [0]
+    for n in range(1, length + 1):
+        options = [(cost[max(0, n - size)] + size + _CHUNK_OVERHEAD, size) for size in buckets]
+        best = min(options)
+        cost.append(best[0])
+        choice.append(best[1])
+    plan = []
+    while length > 0:
+        plan.append(choice[length])
+        length -= choice[length]
+    return tuple(sorted(plan, reverse=True))
+
+
+def _check_ids(ids: Sequence[int], config: PolicyConfig, what: str) -> None:
+    """An id outside the vocabulary would silently read another row of the embedding."""
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= config.vocab_size:
+        bad = low if low < 0 else high
+        raise ValueError(
+            f"{what}: token id {bad} is outside the policy's {config.vocab_size} ids; does the tokenizer match?"
+        )
