@@ -1,0 +1,87 @@
+"""The "toolbox" suite: its splits, reference programs and worlds.
+
+Splits are made by scenario: train 100, val 25, test 100 (training domains), ood 50 (held-out domains); each scenario
+gives one task per category, so a split has 4x as many tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from seal_jax.envs.base import register_suite
+from seal_jax.envs.toolbox.generator import BuiltTask, Script, make_scenario, make_task, open_instance
+from seal_jax.envs.toolbox.skins import OOD_SKINS, TRAIN_SKINS
+from seal_jax.envs.toolbox.world import ToolboxWorld
+from seal_jax.types import CATEGORIES, Program, Task
+
+
+class TaskStore:
+    """Any collection of built tasks as a suite: worlds, reference programs and teacher's scripts by task id."""
+
+    name = "toolbox"
+    checks_abstention = True
+
+    def __init__(self, splits: Mapping[str, Iterable[BuiltTask]]) -> None:
+        self._splits = {split: tuple(built) for split, built in splits.items()}
+        self._built = {b.task.id: b for built in self._splits.values() for b in built}
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return tuple(b.task for b in self.built(split))
+
+    def reference(self, task: Task) -> tuple[Program, ...]:
+        return self._of(task).programs
+
+    def open(self, task: Task) -> ToolboxWorld:
+        built = self._of(task)
+        return ToolboxWorld(built.scenario.skin.name, open_instance(built), built.scenario.tools)
+
+    def script(self, task: Task) -> tuple[Script, ...]:
+        """What a teacher follows: the reference program with its repairs marked as such."""
+        return self._of(task).script
+
+    def built(self, split: str) -> tuple[BuiltTask, ...]:
+        if split not in self._splits:
+            raise ValueError(f"toolbox: split {split!r} is not known; choose one of {sorted(self._splits)}")
+        return self._splits[split]
+
+    def of(self, task: Task) -> BuiltTask:
+        return self._of(task)
+
+    def _of(self, task: Task) -> BuiltTask:
+        try:
+            return self._built[task.id]
+        except KeyError:
+            raise ValueError(f"toolbox: task {task.id!r} is not of this suite (another seed or split sizes?)") from None
+
+
+@register_suite("toolbox")
+class ToolboxSuite(TaskStore):
+    """The embedded environment. The same options give the same tasks, byte for byte, everywhere.
+
+    Args:
+      seed: of all tasks of all splits.
+      train, val, test, ood: number of scenarios of each split (tasks are four times as many).
+    """
+
+    def __init__(self, seed: int = 0, train: int = 100, val: int = 25, test: int = 100, ood: int = 50) -> None:
+        sizes = {"train": train, "val": val, "test": test, "ood": ood}
+        for split, n in sizes.items():
+            if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+                raise ValueError(f"suite_options.{split}={n!r}: the number of scenarios must be an integer >= 0")
+        taken: set[str] = set()  # no user text of one split returns in another
+        super().__init__({split: _split(seed, split, n, taken) for split, n in sizes.items()})
+        for split in sizes:
+            refused = sum(b.scenario.refusals > 0 for b in self.built(split))
+            if sizes[split] >= 20 and 3 * refused < len(self.built(split)):
+                raise RuntimeError(f"toolbox: only {refused} of {len(self.built(split))} {split} tasks have a refusal")
+
+
+def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
+    skins = OOD_SKINS if split == "ood" else TRAIN_SKINS
+    built = []
+    for i in range(n):
+        scenario = make_scenario(
+            f"{split}-{i:03d}", skins[i % len(skins)], f"toolbox/{seed}/{split}/{i}", taken=taken
+        )
+        built += [make_task(scenario, category) for category in CATEGORIES]
+    return built
