@@ -41,7 +41,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit(folder: str | Path | None = None) -> dict[str, Any]:
-    """{"commit": hash, "dirty": tracked files differ from it}; ("unknown", None) outside a repository or without git."""
+    """{"commit": hash, "dirty": do tracked files differ from it}; "unknown" and None where git cannot tell."""
     folder = Path(folder) if folder is not None else Path(__file__).resolve().parent
 
     def git(*args: str) -> str:

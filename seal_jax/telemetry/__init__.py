@@ -8,7 +8,8 @@ the figures and the live display look for:
 | `train/success`, `train/success/<category>` | share of the round's training rows with reward 1 |
 | `train/success_bare`, `train/success_cued` | the same over the rows without and with cues |
 | `train/informative_groups` | share of groups whose rewards are not all equal |
-| `train/truncated`, `train/parse_errors`, `train/turns` | share of rows cut, share of messages rejected, mean turns reached |
+| `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
+| `train/turns` | mean turns reached |
 | `eval/<split>/success`, `eval/<split>/success/<category>` | strict evaluation with the bare interface |
 | `eval/<split>/n` | tasks evaluated |
 | `eval/<split>/label/<label>` | share of turns with the label in the evaluation |
