@@ -59,16 +59,16 @@ _TYPES: Mapping[str, str] = {
     "str": "str",
     "integer": "int",
     "int": "int",
-    "number": "number",
-    "float": "number",
-    "double": "number",
+    "number": "float",
+    "float": "float",
+    "double": "float",
     "boolean": "bool",
     "bool": "bool",
     "array": "list",
     "list": "list",
     "tuple": "list",
-    "object": "object",
-    "dict": "object",
+    "object": "dict",
+    "dict": "dict",
 }
 # Allowed values as prose: `[Enum]: ["a", "b"]`, `[Enum]: a, b`, `Possible values: a, b`, `must be one of: a, b`.
 _PROSE_VALUES = re.compile(
@@ -103,7 +103,7 @@ def _argument_detail(error: CallResult, tools: Sequence[ToolDoc]) -> str:
     doc = next((d for d in tools if d["name"] == error.call.name), None)
     prop = properties(doc).get(error.detail) if doc is not None else None
     needs = constraint(prop, ("type", "values", "format")) if prop is not None else ""
-    return f" {error.detail}" + (f": {needs}" if needs else "")
+    return f" {error.detail}" + (f" ({needs})" if needs else "")
 
 
 def guideline_text(label: str, tools: Sequence[ToolDoc], max_tools: int) -> str:

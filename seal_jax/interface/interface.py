@@ -151,6 +151,11 @@ class Interface:
 BARE = Interface(settings=InterfaceSettings(components=()))
 
 
+def full(settings: InterfaceSettings) -> Interface:
+    """Ω with every cue that its components allow: for demonstrations, and for the words a tokenizer must know."""
+    return Interface(active=tuple(label for label in FAILURE_LABELS if settings.usable(label)), settings=settings)
+
+
 def initial(settings: InterfaceSettings) -> Interface:
     """Ω_0: bare but for the pinned cues."""
     return Interface(active=settings.pinned, settings=settings)
