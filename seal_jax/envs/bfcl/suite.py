@@ -1,0 +1,71 @@
+"""BFCL multi-turn as a Suite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seal_jax.envs.bfcl.loader import Entry, load_category, load_docs
+from seal_jax.envs.bfcl.package import language_hint as read_language_hint
+from seal_jax.envs.bfcl.package import package_folder
+from seal_jax.envs.bfcl.splits import SPLITS
+from seal_jax.envs.bfcl.worlds import open_world
+from seal_jax.envs.execution import MAX_RESULT_CHARS, TIME_LIMIT_S, InstanceWorld
+from seal_jax.types import CATEGORIES, Program, Task
+
+
+class BfclSuite:
+    """The 800 tasks of base, miss_func, miss_param and long_context.
+
+    Args:
+      categories: which of them to load.
+      language_hint: append the official generation script's Python hint to the docs offered at the start.
+      time_limit_s, max_result_chars: limits of one call (see InstanceWorld).
+
+    Raises:
+      ImportError: bfcl-eval is missing or of another version; the message holds the line to run.
+      ValueError: an unknown category, or data that does not fit together, with the id of the task.
+    """
+
+    name = "bfcl"
+    checks_abstention = False  # the official checker does not look at turns without a reference program
+
+    def __init__(
+        self,
+        *,
+        categories: Sequence[str] = CATEGORIES,
+        language_hint: bool = False,
+        time_limit_s: float | None = TIME_LIMIT_S,
+        max_result_chars: int = MAX_RESULT_CHARS,
+    ) -> None:
+        unknown = [c for c in categories if c not in CATEGORIES]
+        if unknown or not categories:
+            raise ValueError(f"suite_options.categories={tuple(categories)!r}: choose from {CATEGORIES}")
+        folder = package_folder()
+        docs = load_docs(folder)
+        hint = read_language_hint(folder) if language_hint else ""
+        self._time_limit_s = time_limit_s
+        self._max_result_chars = max_result_chars
+        self._entries: dict[str, Entry] = {}
+        for category in CATEGORIES:
+            if category in categories:
+                for entry in load_category(folder, category, docs, hint):
+                    self._entries[entry.task.id] = entry
+
+    def tasks(self, split: str) -> tuple[Task, ...]:
+        """By category, then number: train 400, val 100, test 300, eval 400 (val and test together), all 800."""
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r} is not one of BFCL's: {', '.join(SPLITS)}")
+        numbers = SPLITS[split]
+        return tuple(e.task for e in self._entries.values() if int(e.task.scenario) in numbers)
+
+    def reference(self, task: Task) -> tuple[Program, ...]:
+        return self._entry(task).programs
+
+    def open(self, task: Task) -> InstanceWorld:
+        entry = self._entry(task)
+        return open_world(entry.scenarios, entry.long_context, self._time_limit_s, self._max_result_chars)
+
+    def _entry(self, task: Task) -> Entry:
+        if task.id not in self._entries:
+            raise ValueError(f"task {task.id!r} is not among the {len(self._entries)} tasks of this bfcl suite")
+        return self._entries[task.id]

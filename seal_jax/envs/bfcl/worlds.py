@@ -1,0 +1,97 @@
+"""Fresh worlds of BFCL's tool classes, cut loose from everything the package shares between instances.
+
+Upstream, mutable default arguments (`post_tweet`) and module-level payloads of the long-context category (credit cards,
+booking records) are shared by the model, the reference and all later tasks of a process. Here every world has its own.
+Consequence: where a model changes such a shared object and the reference does not, the official checker sees the
+reference change too, and ours a state mismatch; no reference program does so.
+"""
+
+from __future__ import annotations
+
+import copy
+import decimal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from seal_jax.envs.bfcl.package import tool_class
+from seal_jax.envs.execution import Guard, InstanceWorld
+
+_STATELESS = frozenset({"MathAPI"})
+
+# Sizes above which MathAPI would sit in C code, where no time limit reaches, for more than about half a second
+# (measured on one core). Below them its own answers come out, among them Python's refusal to print very long integers.
+_MAX_POWER_BITS = 4_000_000
+_MAX_DIGITS = {"square_root": 80_000, "logarithm": 15_000}
+_MAX_ROUND_DIGITS = 1_000_000
+
+
+def open_world(
+    scenarios: Mapping[str, Any], long_context: bool, time_limit_s: float | None, max_result_chars: int
+) -> InstanceWorld:
+    """A world of the classes in `scenarios`, in their order and initial state."""
+    instances: dict[str, object] = {}
+    for name, scenario in scenarios.items():
+        instance: Any = tool_class(name)()
+        if name not in _STATELESS:
+            instance._load_scenario(copy.deepcopy(scenario), long_context=long_context)
+            if name == "TravelAPI" and long_context:
+                instance = copy.deepcopy(instance)  # it has merged module-level dicts without copying them
+        instances[name] = instance
+    # `logarithm` sets mpmath's precision for the process; the long weather report is one module-level dict.
+    shares = "MathAPI" in scenarios or (long_context and "VehicleControlAPI" in scenarios)
+    scope: Callable[[], AbstractContextManager[Any]] = _process_wide_settings if shares else nullcontext
+    return InstanceWorld(
+        instances, time_limit_s=time_limit_s, max_result_chars=max_result_chars, guards=MATH_GUARDS, scope=scope
+    )
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def _process_wide_settings() -> Iterator[None]:
+    """One call at a time, and the precisions of decimal and mpmath as they were before it."""
+    with _lock, decimal.localcontext():
+        mpmath = sys.modules.get("mpmath")
+        before = mpmath.mp.prec if mpmath else 0
+        try:
+            yield
+        finally:
+            if mpmath:
+                mpmath.mp.prec = before
+
+
+def _guard_power(arguments: Mapping[str, Any]) -> str | None:
+    base, exponent = arguments.get("base"), arguments.get("exponent")
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0 and abs(base) > 1:
+        if base.bit_length() * exponent > _MAX_POWER_BITS:
+            return "the power has more than a million digits"
+    return None
+
+
+def _guard_round(arguments: Mapping[str, Any]) -> str | None:
+    digits = arguments.get("decimal_places", 0)
+    if isinstance(arguments.get("number"), int) and isinstance(digits, int) and digits < -_MAX_ROUND_DIGITS:
+        return f"decimal_places below -{_MAX_ROUND_DIGITS}"
+    return None
+
+
+def _guard_precision(tool: str) -> Guard:
+    def guard(arguments: Mapping[str, Any]) -> str | None:
+        precision = arguments.get("precision")
+        if isinstance(precision, int | float) and precision > _MAX_DIGITS[tool]:
+            return f"precision above {_MAX_DIGITS[tool]}"
+        return None
+
+    return guard
+
+
+MATH_GUARDS: Mapping[str, Guard] = {
+    "power": _guard_power,
+    "round_number": _guard_round,
+    "square_root": _guard_precision("square_root"),
+    "logarithm": _guard_precision("logarithm"),
+}
