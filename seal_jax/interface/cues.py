@@ -182,7 +182,7 @@ def _listed(text: str) -> tuple[str, ...]:
             values = [v.strip().strip("'\"") for v in text[1:-1].split(",")]
     else:
         sentence = re.split(r"\.(?:\s|$)|;", text, maxsplit=1)[0]
-        values = [re.sub(r"^(?:and|or)\s+", "", v.strip()).strip("'\"`") for v in sentence.split(",")]
+        values = [v.strip().strip("'\"`") for v in re.split(r",\s*(?:and|or)\s+|,|\s+or\s+", sentence)]
     names = tuple(v if isinstance(v, str) else json.dumps(v) for v in values)
     return names if len(names) > 1 and all(0 < len(v) <= 24 for v in names) else ()
 
@@ -211,4 +211,4 @@ def required_arguments(doc: ToolDoc) -> frozenset[str]:
 
 def tool_names(tools: Sequence[ToolDoc], limit: int) -> str:
     names = [str(doc["name"]) for doc in tools]
-    return ", ".join(names[:limit]) + (f", +{len(names) - limit} more" if len(names) > limit else "")
+    return (", ".join(names[:limit]) or "none") + (f", +{len(names) - limit} more" if len(names) > limit else "")

@@ -244,7 +244,7 @@ def test_empty_verdict():
     assert diagnose(verdict()) == Diagnosis(())
 
 
-# --- divergence is charged to the turn that caused it -------------------------------------------------------------------
+# --- divergence is charged to the turn that caused it -----------------------------------------------------------------
 def names(*turns):
     return diagnose(verdict(*turns)).names
 
@@ -286,7 +286,7 @@ def test_after_the_states_agree_again_nothing_is_inherited():
     assert names(first, caught_up, third)[2] == "state_mismatch"
 
 
-# --- evidence -----------------------------------------------------------------------------------------------------------
+# --- evidence ---------------------------------------------------------------------------------------------------------
 def text_of(name):
     (only,) = diagnose(verdict(CASES[name][1])).labels
     return only.evidence
@@ -319,7 +319,7 @@ def test_evidence_is_short():
     assert all(len(x.evidence) <= 200 for x in diagnose(verdict(t)).labels)
 
 
-# --- comparing calls ----------------------------------------------------------------------------------------------------
+# --- comparing calls --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "a, b, same",
     [
@@ -344,7 +344,7 @@ def test_a_default_spelled_out_is_no_wrong_argument():
     assert label_of(t) == "missing_tool_call"
 
 
-# --- the release's tags -------------------------------------------------------------------------------------------------
+# --- the release's tags -----------------------------------------------------------------------------------------------
 def test_release_tags_are_cumulative_and_ignore_rejected_messages():
     v = verdict(
         turn(rejected(), DONE, diffs=[LACKS]),
