@@ -14,7 +14,7 @@ from typing import Any
 
 from seal_jax.telemetry.recorder import read_jsonl
 from seal_jax.telemetry.style import GRID, INK, LABEL_COLOURS, MUTED, category_colours, in_order, words
-from seal_jax.types import EXCLUDED_LABELS, LABELS
+from seal_jax.types import EXCLUDED_LABELS, FAILURE_LABELS, LABELS
 
 Line = Mapping[str, Any]
 _SPLIT_TITLES = {"val": "validation", "test": "test", "ood": "out of distribution", "train": "training tasks"}
@@ -80,7 +80,8 @@ def success(lines: Sequence[Line]) -> Any:
         _axes(ax, title)
         _percent(ax)
         _end_labels(ax, ends)
-    axes[0].set_ylabel("success")
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel("success")
     return figure
 
 
@@ -115,7 +116,7 @@ def cues(lines: Sequence[Line]) -> Any:
         return None
     figure, (ax,) = _figure(1, width=8.4, height=1.3 + 0.34 * max(1, len(names)))
     for y, name in enumerate(names):
-        colour = next((c for label, c in LABEL_COLOURS.items() if label in name), MUTED)
+        colour = next((c for label, c in LABEL_COLOURS.items() if label in name and label in FAILURE_LABELS), MUTED)
         for start, length in _runs(r for r, on in active if name in on):
             ax.barh(y, length, left=start - 0.5, height=0.62, color=colour, linewidth=0)
     ax.set_yticks(range(len(names)), [words(name) for name in names])
@@ -158,13 +159,19 @@ def _runs(rounds: Iterable[int]) -> list[tuple[int, int]]:
 
 # --- drawing ---------------------------------------------------------------------------------------------------------
 def _figure(panels: int, width: float = 4.6, height: float = 3.6) -> tuple[Any, list[Any]]:
+    """A figure of up to three panels in a row, or two columns of them; returns it with its axes in reading order."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    columns = panels if panels <= 3 else 2
+    rows = -(-panels // columns)
     # A Figure of its own, not pyplot's: no global state and no display, also inside a notebook.
-    figure = Figure(figsize=(width * panels, height), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, panels, squeeze=False, sharey=panels > 1)[0])
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=panels > 1).flat)
+    for ax in axes[panels:]:
+        ax.set_visible(False)
+    return figure, axes[:panels]
 
 
 def _curve(ax: Any, points: Sequence[tuple[int, float]], colour: str, width: float) -> None:
