@@ -14,6 +14,7 @@ import copy
 import functools
 import inspect
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -154,17 +155,26 @@ def dress(base: type[Domain], skin: Skin, call: RoleCall) -> Call:
     )
 
 
+def undress(base: type[Domain], skin: Skin, call: Call) -> RoleCall | None:
+    """The canonical form of a call; None for a tool that is not of this skin."""
+    for role in base.roles:
+        if skin.tools[role.key] == call.name:
+            keys = {skin.arguments[a.meaning]: a.key for a in role.args}
+            return RoleCall(role.key, {keys[name]: value for name, value in call.arguments.items() if name in keys})
+    return None
+
+
 def tool_doc(base: type[Domain], skin: Skin, role: Role) -> ToolDoc:
     """The JSON document of one tool: name, description, parameters with types, enums and required names."""
     words = _words(skin)
     properties: dict[str, Any] = {}
     for a in role.args:
-        properties[skin.arguments[a.meaning]] = {"type": a.type} | ({"description": a.doc.format(**words)} if a.doc else {})
+        properties[skin.arguments[a.meaning]] = {"type": a.type} | ({"description": _articles(a.doc.format(**words))} if a.doc else {})
         if a.choices:
             properties[skin.arguments[a.meaning]]["enum"] = list(skin.choices[a.choices])
     return {
         "name": skin.tools[role.key],
-        "description": role.doc.format(**words),
+        "description": _articles(role.doc.format(**words)),
         "parameters": {
             "type": "object",
             "properties": properties,
@@ -179,7 +189,11 @@ def _words(skin: Skin) -> dict[str, str]:
 
 def phrase(skin: Skin, rng: random.Random, templates: Sequence[str], **values: Any) -> str:
     """One of the templates, filled with the skin's words and the values."""
-    return rng.choice(templates).format(**_words(skin), **values)
+    return _articles(rng.choice(templates).format(**_words(skin), **values))
+
+
+def _articles(text: str) -> str:
+    return re.sub(r"\ba (?=[aeio])", "an ", text)
 
 
 def draw_ids(rng: random.Random, letters: str, n: int) -> list[str]:

@@ -26,7 +26,7 @@ LOOKUPS = frozenset({"find", "scan"})
 #: (number of intents per turn, weight): 2-3 turns; miss_* tasks have one more.
 _SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 1), 5), ((1, 2), 2), ((2, 1), 2), ((1, 1, 1), 3))
 #: How many troubles a scenario gets, by weight.
-_TROUBLES: tuple[tuple[int, int], ...] = ((0, 40), (1, 48), (2, 12))
+_TROUBLES: tuple[tuple[int, int], ...] = ((0, 32), (1, 53), (2, 15))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def make_scenario(id: str, skin: Skin, seed: str, *, taken: set[str] | None = No
             scenario = _attempt(id, skin, random.Random(f"{seed}/{attempt}"))
         except _DeadEnd:
             continue
-        said = _said(scenario)
+        said = user_text(scenario)
         if taken is None:
             return scenario
         if said not in taken:
@@ -97,7 +97,8 @@ def make_scenario(id: str, skin: Skin, seed: str, *, taken: set[str] | None = No
     raise RuntimeError(f"toolbox generator: no scenario for seed {seed!r} in skin {skin.name!r}")
 
 
-def _said(scenario: Scenario) -> str:
+def user_text(scenario: Scenario) -> str:
+    """All that the user wishes in a scenario: what no two splits share."""
     return "\n".join(i.text for turn in scenario.intents for i in turn)
 
 

@@ -29,25 +29,23 @@ class TaskStore:
         return tuple(b.task for b in self.built(split))
 
     def reference(self, task: Task) -> tuple[Program, ...]:
-        return self._of(task).programs
+        return self.built_task(task).programs
 
     def open(self, task: Task) -> ToolboxWorld:
-        built = self._of(task)
+        built = self.built_task(task)
         return ToolboxWorld(built.scenario.skin.name, open_instance(built), built.scenario.tools)
 
     def script(self, task: Task) -> tuple[Script, ...]:
         """What a teacher follows: the reference program with its repairs marked as such."""
-        return self._of(task).script
+        return self.built_task(task).script
 
     def built(self, split: str) -> tuple[BuiltTask, ...]:
         if split not in self._splits:
             raise ValueError(f"toolbox: split {split!r} is not known; choose one of {sorted(self._splits)}")
         return self._splits[split]
 
-    def of(self, task: Task) -> BuiltTask:
-        return self._of(task)
-
-    def _of(self, task: Task) -> BuiltTask:
+    def built_task(self, task: Task) -> BuiltTask:
+        """The task with its scenario and script: for teachers and statistics, never for a policy."""
         try:
             return self._built[task.id]
         except KeyError:
@@ -70,6 +68,8 @@ class ToolboxSuite(TaskStore):
                 raise ValueError(f"suite_options.{split}={n!r}: the number of scenarios must be an integer >= 0")
         taken: set[str] = set()  # no user text of one split returns in another
         super().__init__({split: _split(seed, split, n, taken) for split, n in sizes.items()})
+        #: Every scenario's user text; demonstrations keep away from them.
+        self.user_texts = frozenset(taken)
         for split in sizes:
             refused = sum(b.scenario.refusals > 0 for b in self.built(split))
             if sizes[split] >= 20 and 3 * refused < len(self.built(split)):
