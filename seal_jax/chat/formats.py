@@ -11,6 +11,8 @@ that looks like one, so `<|im_end|>` is shown as `< |im_end|>`. Ordinary text, p
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -123,16 +125,23 @@ FORMATS: Mapping[str, tuple[str, str]] = {
 
 
 def get_format(name: str, **settings: Any) -> ChatFormat:
-    """The format of that name; `settings` are its fields, e.g. `get_format("hermes", default_system="")`."""
-    import importlib
+    """The format of that name.
+
+    `settings` are its fields (`get_format("hermes", default_system="")`) and fields of ParseOptions, which change the
+    format's own defaults (`get_format("llama31", parallel=False)`). Unknown ones are a ValueError.
+    """
 
     if name not in FORMATS:
         raise ValueError(f"chat format {name!r} is not known; choose one of {sorted(FORMATS)}")
     module, class_name = FORMATS[name]
-    try:
-        return getattr(importlib.import_module(module), class_name)(**settings)
-    except TypeError as error:
-        raise ValueError(f"chat format {name!r}: {error}") from None
+    kind = getattr(importlib.import_module(module), class_name)
+    own, parsing = ({f.name for f in dataclasses.fields(x)} for x in (kind, ParseOptions))
+    for setting in settings:
+        if setting not in own | parsing:
+            raise ValueError(f"chat format {name!r} has no setting {setting!r}; choose from {sorted(own | parsing)}")
+    made = kind(**{key: value for key, value in settings.items() if key in own})
+    changed = {key: value for key, value in settings.items() if key in parsing}
+    return dataclasses.replace(made, options=dataclasses.replace(made.options, **changed)) if changed else made
 
 
 # --- text from outside -----------------------------------------------------------------------------------------------
@@ -155,6 +164,8 @@ def neutralise(text: str, also: re.Pattern[str] | None = None) -> str:
 
 def escape_in_json(text: str, also: re.Pattern[str] | None = None) -> str:
     """The same for JSON that must read back unchanged: the `<` of a special token is written as its JSON escape."""
+    if _SURROGATE.search(text):
+        text = _SURROGATE.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
     if "<" not in text:
         return text
     text = _SPECIAL.sub(r"\\u003c", text)

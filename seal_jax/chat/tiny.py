@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from seal_jax.chat.formats import ERROR_HEAD, dump_json, escape_in_json, neutralise, opening_of
-from seal_jax.chat.parsing import Parsed, ParseOptions, run, tagged_calls
+from seal_jax.chat.formats import ERROR_HEAD, dump_json, error_text, escape_in_json, neutralise, opening_of
+from seal_jax.chat.parsing import ERROR_KINDS, Parsed, ParseOptions, run, tagged_calls
 from seal_jax.types import Call, ParseError, ToolDoc
 
 _TAGS = opening_of(["<tool_call>", "</tool_call>", "<think>", "</think>"])
@@ -84,9 +84,6 @@ class TinyFormat:
         '", "',
         '": ',
         ', "',
-        '": true',
-        '": false',
-        '": null',
         '"}}</tool_call>',
         "}}</tool_call>",
         '": ["',
@@ -129,8 +126,10 @@ class TinyFormat:
         return "<|end|>".join(f"<|tool|>{self.clean(result)}" for result in results), "<|end|>"
 
     def parse_error(self, error: ParseError) -> tuple[str, str]:
-        # The kind's words, not the full message: few distinct tokens for a policy with a small vocabulary.
-        return f"<|tool|>{ERROR_HEAD}{error.kind.replace('_', ' ')}", "<|end|>"
+        # The parser's errors by the words of their kind: few distinct tokens for a policy with a small vocabulary.
+        # Other errors (a tool that is not available) name something the policy needs to know.
+        text = ERROR_HEAD + error.kind.replace("_", " ") if error.kind in ERROR_KINDS else error_text(error)
+        return f"<|tool|>{self.clean(text)}", "<|end|>"
 
     def note(self, text: str) -> str:
         return f"<|note|>{self.clean(text)}<|end|>"

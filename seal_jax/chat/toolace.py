@@ -146,6 +146,7 @@ _TOKEN = re.compile(
 )
 #: What may stand before a value: after anything else, a bracket or a minus would be a call, a subscript or an operator.
 _BEFORE_VALUE = frozenset("([{,=:")
+_CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 
 def _end_of_list(text: str, start: int, options: ParseOptions) -> int:
@@ -153,7 +154,8 @@ def _end_of_list(text: str, start: int, options: ParseOptions) -> int:
 
     After this the syntax tree is at most a few levels deeper than `max_depth`.
     """
-    depth, position, before = 0, start, ""
+    closers: list[str] = []
+    position, before = start, ""
     while position < len(text):
         found = _TOKEN.match(text, position)
         if found is None:
@@ -175,14 +177,14 @@ def _end_of_list(text: str, start: int, options: ParseOptions) -> int:
             if token in "([{-" and not opens_value:
                 raise Malformed("syntax", f"unexpected {shorten(token)} in a call list", position)
             if token in "([{":
-                depth += 1
-                if depth > options.max_depth:
+                closers.append(_CLOSER[token])
+                if len(closers) > options.max_depth:
                     raise Malformed("too_deep", f"nested deeper than {options.max_depth}", position)
-            elif token in ")]}":
-                depth -= 1
+            elif token in ")]}" and closers.pop() != token:
+                raise Malformed("syntax", f"unexpected {shorten(token)} in a call list", position)
         position = found.end()
         before = token if kind == "mark" else str(kind)
-        if depth == 0:
+        if not closers:
             return position
     raise Malformed("unclosed", "the call list is not closed", start)
 
