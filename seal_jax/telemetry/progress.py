@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -117,7 +117,7 @@ class Progress:
         cues = f"cues: {', '.join(self._cues)}" if self._cues else "no cues"
         worst = max(
             ((x, v.get(f"profile/{x}")) for x in LABELS if x not in EXCLUDED_LABELS | {"pass", "correct_abstention"}),
-            key=lambda item: item[1] if _finite(item[1]) else -1.0,
+            key=lambda item: float(item[1]) if _finite(item[1]) else -1.0,
         )
         failure = f"mostly {words(worst[0])} {_percent(worst[1])}" if _finite(worst[1]) and worst[1] > 0 else ""
         return " | ".join(part for part in (head, success, failure, cues, seconds) if part)
@@ -243,7 +243,7 @@ def closing_table(
     return Group(table, text, *(Text(note) for note in notes))
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
