@@ -20,8 +20,8 @@ Then, for a turn that failed by its own fault:
    the turn names a tool of the reference program (the policy never got back on track).
 2. `argument_mismatch`: a call had a missing, unexpected or mistyped argument and its tool never succeeded afterwards;
    or a reference call is lacking while the same tool was called with other arguments.
-3. `state_mismatch`: commission. The turn changed an attribute that the reference leaves alone, or changed one wrongly
-   with calls that are not the reference's.
+3. `state_mismatch`: commission. With a call that is not the reference's (or its calls twice, or in another order) the
+   turn changed an attribute that the reference leaves alone, or changed one wrongly.
 4. `recovery_failure`: omission after an error. A call was refused and no retry succeeded in the turn, and it is a call
    that the reference needed or nothing succeeded after it.
 5. `missing_tool_call`: omission without an error. No call succeeded, or the state lacks an effect of the reference.
@@ -32,10 +32,11 @@ Where the order and the meaning collide, commission against omission decides:
 - an error that was repaired later in the turn is not why the turn failed and gives no label;
 - a refused call whose arguments are the reference's own is no `argument_mismatch`, and further variations tried after
   that refusal are attempts at recovery;
-- an attribute that both programs changed (two orders in one list) is ambiguous. It counts as omission when every
-  successful call is one of the reference's, or when a needed call was refused and never got through; as commission
-  otherwise. So giving up after an error is `recovery_failure` although the state differs, and a wrong write is
-  `state_mismatch` although an effect is also missing.
+- when every successful call is one of the reference's and some are lacking, all that differs is an omission, whatever
+  attributes it shows in (a basket that was filled and not bought);
+- otherwise an attribute that both programs changed (two orders in one list) is ambiguous. It counts as omission when a
+  needed call was refused and never got through, as commission if not. So giving up after an error is
+  `recovery_failure` although the state differs, and a wrong write is `state_mismatch` although an effect is missing.
 """
 
 from __future__ import annotations
@@ -133,14 +134,13 @@ def _argument_mismatch(f: Facts) -> str | None:
 
 
 def _state_mismatch(f: Facts) -> str | None:
+    if f.lacking and not f.extra:
+        return None  # all that was done was right; what differs is the effect of what was not done
     for d in f.fresh:
         if d.model_changed and not d.reference_changed:
             return f"{_where(d)} changed, which the task leaves alone"
     for d in f.fresh:
-        if not d.model_changed and d.reference_changed:
-            continue
-        only_right_calls = bool(f.lacking) and not f.extra
-        if not only_right_calls and not _needed_refusals(f):
+        if (d.model_changed or not d.reference_changed) and not _needed_refusals(f):
             calls = ", ".join(c.name for c in f.extra)
             return f"{_where(d)} wrong" + (f" after {calls}" if calls else "")
     return None

@@ -168,6 +168,15 @@ CASES = {
             diffs=[BOTH],
         ),
     ),
+    "half a transaction, then refused": (
+        "recovery_failure",
+        turn(
+            step(ok(ADD)),
+            step(refused(call("pay", id="a1"))),
+            reference=(ADD, OPEN, call("pay", id="a1")),
+            diffs=[CHANGED, LACKS],
+        ),
+    ),
     "refused as wanted, then varied": (
         "recovery_failure",
         turn(step(ok(FIND)), step(refused(ADD)), step(refused(call("add", id="a1", amount=1))), diffs=[LACKS]),
@@ -188,6 +197,10 @@ CASES = {
     "one of two orders forgotten": (
         "missing_tool_call",
         turn(step(ok(ADD)), reference=(ADD, call("add", id="b2", amount=1)), diffs=[BOTH]),
+    ),
+    "half a transaction: the reference's calls but for the last": (
+        "missing_tool_call",
+        turn(step(ok(FIND)), step(ok(ADD)), DONE, reference=(FIND, ADD, call("pay", id="a1")), diffs=[CHANGED, LACKS]),
     ),
     "an error repaired, another call forgotten": (
         "missing_tool_call",
