@@ -44,6 +44,9 @@ class Facts:
     attempts: tuple[Attempt, ...]
     lacking: tuple[Call, ...]  # reference calls with no successful counterpart in this turn
     extra: tuple[Call, ...]  # successful calls with no counterpart in the reference program
+    near: tuple[
+        tuple[Call, Call], ...
+    ]  # (reference, policy) pairs alike but for an optional argument given by one only
     reference_tools: frozenset[str]
     fresh: tuple[AttributeDiff, ...]
     absent: tuple[str, ...]  # required result strings not read, for which this turn is to blame
@@ -66,12 +69,12 @@ def facts_of(turn: TurnEvidence, diverged_before: bool) -> Facts:
     """Digests one turn. `diverged_before`: did the worlds of policy and reference differ when the turn began."""
     attempts = _attempts(turn.steps)
     done = [a.result for a in attempts if a.ok and a.result is not None]
-    lacking, extra = _unmatched(turn.reference_results, done)
+    lacking, extra, near = _pair(turn.reference_results, done)
     fresh = tuple(d for d in turn.state_diffs if d.fresh)
     absent = turn.missing_results
     if diverged_before:
         # The same calls in another world: what differs afterwards was caused by an earlier turn.
-        if not lacking and not extra:
+        if not lacking and not extra and not near:
             fresh = ()
         answered = {r.text for r in turn.reference_results if r.call not in lacking}
         absent = tuple(text for text in absent if text not in answered)
@@ -79,6 +82,7 @@ def facts_of(turn: TurnEvidence, diverged_before: bool) -> Facts:
         attempts=attempts,
         lacking=lacking,
         extra=extra,
+        near=near,
         reference_tools=frozenset(r.call.name for r in turn.reference_results),
         fresh=fresh,
         absent=absent,
@@ -97,18 +101,24 @@ def _attempts(steps: Sequence[Step]) -> tuple[Attempt, ...]:
     return tuple(out)
 
 
-def _unmatched(
+def _pair(
     reference: Sequence[CallResult], done: Sequence[CallResult]
-) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """Pairs the reference program with the successful calls, each used once: exact pairs first, then equivalents."""
+) -> tuple[tuple[Call, ...], tuple[Call, ...], tuple[tuple[Call, Call], ...]]:
+    """Pairs the reference program with the successful calls, each used once: equal calls first, then near ones.
+
+    Returns what is lacking, what is extra, and the near pairs.
+    """
     wanted, left = list(reference), list(done)
-    for same in (lambda w, d: same_call(w.call, d.call), _same_but_for_defaults):
+    near: list[tuple[Call, Call]] = []
+    for alike in (lambda w, d: same_call(w.call, d.call), _near):
         for w in list(wanted):
-            pair = next((d for d in left if same(w, d)), None)
+            pair = next((d for d in left if alike(w, d)), None)
             if pair is not None:
                 _drop(wanted, w)
                 _drop(left, pair)
-    return tuple(w.call for w in wanted), tuple(d.call for d in left)
+                if alike is _near:
+                    near.append((w.call, pair.call))
+    return tuple(w.call for w in wanted), tuple(d.call for d in left), tuple(near)
 
 
 def _drop(items: list[CallResult], item: CallResult) -> None:
@@ -116,8 +126,8 @@ def _drop(items: list[CallResult], item: CallResult) -> None:
     del items[next(i for i, x in enumerate(items) if x is item)]
 
 
-def _same_but_for_defaults(a: CallResult, b: CallResult) -> bool:
-    """Same tool, same result, and one spells out arguments that the other leaves at their defaults."""
+def _near(a: CallResult, b: CallResult) -> bool:
+    """Same tool and result, and one gives arguments that the other leaves out: equal if those are the defaults."""
     x, y = a.call, b.call
     if x.name != y.name or a.text != b.text or x.positional or y.positional:
         return False

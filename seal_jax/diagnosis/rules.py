@@ -19,7 +19,8 @@ Then, for a turn that failed by its own fault:
 1. `invalid_tool_call`: a message was malformed or cut, or named an unknown or unavailable tool, and no later call of
    the turn names a tool of the reference program (the policy never got back on track).
 2. `argument_mismatch`: a call had a missing, unexpected or mistyped argument and its tool never succeeded afterwards;
-   or a reference call is lacking while the same tool was called with other arguments.
+   or a reference call is lacking while the same tool was called with other arguments; or the state differs and all
+   that sets the calls apart is an optional argument left out or added.
 3. `state_mismatch`: commission. With a call that is not the reference's (or its calls twice, or in another order) the
    turn changed an attribute that the reference leaves alone, or changed one wrongly.
 4. `recovery_failure`: omission after an error. A call was refused and no retry succeeded in the turn, and it is a call
@@ -130,6 +131,10 @@ def _argument_mismatch(f: Facts) -> str | None:
         for call in _other_attempts(f, wanted):
             names = ", ".join(differing_arguments(wanted, call)) or "arguments"
             return f"{call.name}: {names} not as the task asks"
+    if f.fresh and not f.lacking and not f.extra:
+        for wanted, call in f.near:  # every other call is right, so it is this one
+            names = ", ".join(sorted(wanted.arguments.keys() ^ call.arguments.keys()))
+            return f"{call.name}: {names} left out or not asked for"
     return None
 
 

@@ -1,5 +1,9 @@
 """The rules on evidence from the real verifier, with a toy bank whose frozen accounts must be thawed."""
 
+import random
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from seal_jax.diagnosis import diagnose, release_labels
@@ -133,3 +137,68 @@ def test_release_tags_stay_cumulative_on_clean_worlds():
     suite = Suite()
     v = Verifier(suite).verify(suite.tasks("")[0], with_turn(0, *PROGRAMS[0], c("thaw", id="b2")))
     assert release_labels(v) == ("state_mismatch", "correct_abstention", "state_mismatch", "state_mismatch")
+
+
+# --- the embedded suite's teacher: each bad habit must come out as its own label ---------------------------
+HABITS = {
+    "give_up": {"recovery_failure", "missing_tool_call"},  # after giving up on a look-up, a later turn may not start
+    "spurious": {"spurious_tool_call"},
+    "guess": {"spurious_tool_call"},
+    "swap": {"argument_mismatch"},
+    "forget": {"argument_mismatch"},
+    "slip": {"argument_mismatch"},
+}
+
+
+def habit_labels(habit):
+    from seal_jax.envs.base import make_suite
+    from seal_jax.envs.toolbox.teacher import NO_HABITS, Teacher, View
+
+    suite, rng, seen = make_suite("toolbox"), random.Random(0), Counter()
+    verifier = Verifier(suite)
+    for task in suite.tasks("val")[:100]:
+        habits = replace(NO_HABITS, **({habit: 1.0} if habit else {}))
+        world, teacher, turns = suite.open(task), Teacher(task, suite, rng, habits), []
+        for t in range(len(task.turns)):
+            played, results = [], ()
+            while (reply := teacher.reply(View(t, results))).calls:
+                results = tuple(world.call(call) for call in reply.calls)
+                played.append(Step("", reply.calls, None, results))
+            turns.append(tuple(played))
+        seen.update(diagnose(verifier.verify(task, turns)).names)
+    return seen
+
+
+def test_a_teacher_without_bad_habits_has_no_failures():
+    assert set(habit_labels("")) == {"pass", "correct_abstention"}
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_bad_habit_comes_out_as_its_own_label(habit):
+    failures = {k: n for k, n in habit_labels(habit).items() if k not in ("pass", "correct_abstention")}
+    assert set(failures) <= HABITS[habit]
+    if habit == "give_up":
+        assert failures["recovery_failure"] > 0.9 * sum(failures.values())
+    else:
+        assert failures
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("doubled, valid", [(False, 800), (True, 288)])
+def test_bfcl_replays_have_no_wrong_tags(doubled, valid):
+    """Reference programs replayed, and with every call doubled: the official checker passes 800 and 288 of 800. On the
+    doubled ones the released diagnosis put a wrong tag on 352 trajectories."""
+    pytest.importorskip("bfcl_eval")
+    from seal_jax.envs.base import make_suite
+
+    suite = make_suite("bfcl")
+    verifier, passed = Verifier(suite), 0
+    for task in suite.tasks("all"):
+        programs = suite.reference(task)
+        turns = [steps(*[x for x in p for _ in range(1 + doubled)]) for p in programs]
+        verdict = verifier.verify(task, turns)
+        passed += verdict.reward == 1.0
+        for turn, name in zip(verdict.turns, diagnose(verdict).names, strict=True):
+            assert (name in ("pass", "correct_abstention")) or turn.passed is False
+            assert name in ("pass", "correct_abstention") or doubled
+    assert passed == valid

@@ -136,6 +136,10 @@ CASES = {
         "argument_mismatch",
         turn(step(ok(call("count", id="b2"), "7")), reference=(ok(call("count", id="a1"), "5"),), missing=["5"]),
     ),
+    "optional argument forgotten": (
+        "argument_mismatch",
+        turn(step(ok(ADD)), reference=(ok(call("add", id="a1", amount=5, speed="fast")),), diffs=[CHANGED, BOTH]),
+    ),
     "argument error put right, then a wrong write": (
         "state_mismatch",
         turn(step(failed(ADD, "argument_type", "amount")), step(ok(FIND), ok(ADD), ok(OPEN)), diffs=[CHANGED]),
