@@ -10,7 +10,6 @@ A result is a dict; a refusal is `{"error": "<entity> <what is wrong>"}` and nev
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import random
@@ -83,7 +82,7 @@ class Domain:
     def __init__(self, skin: Skin, state: Mapping[str, Any]) -> None:
         self._skin = skin
         for name, value in state.items():
-            setattr(self, name, copy.deepcopy(value))
+            setattr(self, name, _copied(value))
 
     # what a kind must say about itself ---------------------------------------------------------------------------
     @classmethod
@@ -120,6 +119,13 @@ class Domain:
         for i, (name, id_) in enumerate(padding.get(key, ())):
             pairs.insert(0 if i % 2 else len(pairs), (name, id_))
         return dict(pairs)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of plain data (dicts, lists and what never changes); much faster than copy.deepcopy."""
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    return [_copied(v) for v in value] if isinstance(value, list) else value
 
 
 def _tool(method: Callable[..., Any], role: Role, skin: Skin) -> Callable[..., Any]:

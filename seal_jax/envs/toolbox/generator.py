@@ -24,7 +24,9 @@ KINDS: Mapping[str, type[Domain]] = {c.kind: c for c in (Ledger, Devices, Desk, 
 LOOKUPS = frozenset({"find", "scan"})
 
 #: (number of intents per turn, weight): 2-3 turns; miss_* tasks have one more.
-_SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 1), 5), ((1, 2), 2), ((2, 1), 2), ((1, 1, 1), 3))
+_SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 1), 6), ((1, 2), 1), ((2, 1), 1), ((1, 1, 1), 2))
+#: Messages with calls that a turn, and an episode, may need at most (with refused attempts and repairs).
+_MAX_IN_TURN, _MAX_IN_EPISODE = 6, 10
 #: How many troubles a scenario gets, by weight.
 _TROUBLES: tuple[tuple[int, int], ...] = ((0, 32), (1, 53), (2, 15))
 
@@ -163,10 +165,17 @@ def _play(
                     raise _DeadEnd
                 repairs.append(dress(domain, skin, repair))
             steps.append(ScriptStep(dress(domain, skin, call), tuple(repairs)))
-        if not steps:
+        if not steps or _messages(steps) > _MAX_IN_TURN:
             raise _DeadEnd
         script.append(tuple(steps))
+    if sum(map(_messages, script)) > _MAX_IN_EPISODE:
+        raise _DeadEnd
     return tuple(script)
+
+
+def _messages(steps: Sequence[ScriptStep]) -> int:
+    """Calls of a turn when each refusal is met, repaired and tried again."""
+    return sum(1 + 2 * len(step.repairs) for step in steps)
 
 
 def _choose_miss(

@@ -124,7 +124,7 @@ class Ledger(Domain):
     @classmethod
     def draw(cls, skin: Skin, state: Mapping[str, Any], rng: random.Random, said: list[Intent]) -> Intent | None:
         ids: Mapping[str, str] = state["_ids"]
-        sort = rng.choice(("add", "add", "move", "move", "move", "grade", "count"))
+        sort = rng.choice(("add", "add", "move", "move", "grade", "count"))
         a, b = rng.sample(sorted(ids), 2)
         x = rng.randint(5, 19)
         look = RoleCall("find", {"who": a})

@@ -15,7 +15,6 @@ Every result, also of a call that was never run, is a JSON string; the texts bel
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,8 +39,8 @@ class ToolboxWorld:
         return frozenset(self._docs)
 
     def state(self) -> Mapping[str, Mapping[str, Any]]:
-        public = {k: v for k, v in vars(self._instance).items() if not k.startswith("_")}
-        return {self._name: copy.deepcopy(public)}
+        """The live public attributes (not copies)."""
+        return {self._name: {k: v for k, v in vars(self._instance).items() if not k.startswith("_")}}
 
     def call(self, call: Call) -> CallResult:
         doc = self._docs.get(call.name)
