@@ -149,7 +149,9 @@ def test_words_are_plain_and_argument_names_are_identifiers() -> None:
 
 def test_tools_have_required_optional_typed_and_enum_arguments(suite: ToolboxSuite) -> None:
     for split in ("train", "ood"):
-        properties = [p for b in suite.built(split) for d in b.scenario.tools for p in d["parameters"]["properties"].values()]
+        properties = [
+            p for b in suite.built(split) for d in b.scenario.tools for p in d["parameters"]["properties"].values()
+        ]
         assert any("enum" in p for p in properties)
         assert {"string", "integer"} <= {p["type"] for p in properties}
         assert any(
@@ -215,7 +217,9 @@ def test_the_missing_value_is_left_out_and_then_supplied(suite: ToolboxSuite) ->
             m = b.scenario.miss_turn
             (intent,) = b.scenario.intents[m]
             names = {str(v) for c in intent.calls for v in c.args.values() if not isinstance(v, bool)}
-            words = [set(re.findall(r"[a-z]+|\d+", t)) for t in (intent.text, b.scenario.gap.vague, b.scenario.gap.supply)]
+            words = [
+                set(re.findall(r"[a-z]+|\d+", t)) for t in (intent.text, b.scenario.gap.vague, b.scenario.gap.supply)
+            ]
             full, vague, supply = (names & w for w in words)
             assert vague < full == vague | supply, b.task.id
 
@@ -236,6 +240,28 @@ def test_nothing_of_the_answer_is_in_the_task(suite: ToolboxSuite) -> None:
     for b in suite.built("train"):
         shown = " ".join(u.user for u in b.task.turns) + json.dumps(b.task.tools)
         assert not re.search(r"\b[a-z]\d\b", shown), b.task.id
+
+
+def test_every_argument_can_be_read_off_the_conversation(suite: ToolboxSuite) -> None:
+    """No look-up key, id, number or enum value of the oracle's calls is more than what the policy has been shown."""
+    for split in SPLITS:
+        for b in suite.built(split):
+            enums = {
+                str(v)
+                for d in b.scenario.tools
+                for p in d["parameters"]["properties"].values()
+                for v in p.get("enum", ())
+            }
+            told = enums | {"True"}  # the only use of a boolean is to ask for it
+            for user, steps in zip(
+                b.task.turns, play(b.task, suite, Teacher(b.task, suite, random.Random(0))), strict=True
+            ):
+                told.update(re.findall(r"[a-z]+|\d+", user.user))
+                for step in steps:
+                    for call in step.calls:
+                        assert {str(v) for v in call.arguments.values()} <= told, (b.task.id, call)
+                    for result in step.results:
+                        told.update(re.findall(r"[a-z]+\d|[a-z]+", result.text))
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -273,7 +299,8 @@ def test_giving_up_after_a_refusal_fails(suite: ToolboxSuite) -> None:
 def _needless(b: object, suite: ToolboxSuite, call: Call) -> Call | None:
     """The repair that would precede this call if its entity were in trouble."""
     scenario = b.scenario  # type: ignore[attr-defined]
-    tools, arguments, canonical = scenario.skin.tools, scenario.skin.arguments, undress(scenario.domain, scenario.skin, call)
+    tools, arguments = scenario.skin.tools, scenario.skin.arguments
+    canonical = undress(scenario.domain, scenario.skin, call)
     assert canonical is not None
     value = canonical.args.get("id", canonical.args.get("source", canonical.args.get("hold")))
     if scenario.skin.kind == "ledger" and canonical.role in ("add", "move", "grade"):
@@ -378,6 +405,8 @@ def _bank():  # noqa: ANN202
         ("add_coins", {"id": "zz", "amount": True}, "argument_type", "amount", "amount must be an integer"),
         ("add_coins", {"id": "zz", "amount": None}, "argument_type", "amount", "amount must be an integer"),
         ("rank_account", {"id": "zz", "plan": "red"}, "argument_type", "plan", "plan must be basic, silver or gold"),
+        ("add_coins", {"id": "zz", "amount": 10**5000}, "argument_type", "amount", "amount must be at most 1000000000"),
+        ("find_account", {"owner": "a" * 201}, "argument_type", "owner", "owner must be at most 200 characters"),
         ("add_coins", {"id": "zz", "amount": 5}, "tool_error", "", "no account zz"),
         ("find_account", {"owner": "nobody"}, "tool_error", "", "no account of nobody"),
     ],

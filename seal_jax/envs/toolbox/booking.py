@@ -1,5 +1,5 @@
-"""Kind "booking": search, reserve, confirm. Every reservation is a fresh hold whose id only its result tells; a hold may
-expire before it is confirmed, and the index of an item may be stale."""
+"""Kind "booking": search, reserve, confirm. Every reservation is a fresh hold whose id only its result tells; a hold
+may expire before it is confirmed, and the index of an item may be stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kind "desk": tickets behind a log-in. Nothing works without a session; a closed ticket refuses work until reopened."""
+"""Kind "desk": tickets behind a log-in. Nothing works without a session; a closed ticket refuses work."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ class Desk(Domain):
             args = {"id": id_, "text": w} | ({"urgency": h} if high else {})
             how = phrase(skin, rng, (" make it {h}.", " it is {h}."), h=h) if high else ""
             return Intent(
-                say(("note {w} on the {t} {entity}.", "add {w} to the {t} {entity}.", "write {w} on the {t} {entity}.")) + how,
+                say(("note {w} on the {t} {entity}.", "add {w} to the {t} {entity}.", "write {w} on the {t} {entity}."))
+                + how,
                 (look, RoleCall("note", args)),
                 (
                     Gap("text", say(("add a note to the {t} {entity}.", "write on the {t} {entity}.")) + how,

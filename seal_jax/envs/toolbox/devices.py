@@ -1,4 +1,4 @@
-"""Kind "devices": places with several devices each. One look-up names them all; off or locked devices refuse to work."""
+"""Kind "devices": places with several devices each. One look-up names them all; off or locked ones refuse work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Devices(Domain):
 
     kind = "devices"
     roles = (
-        Role("scan", "look up the {arg_id} of each {entity} in a {place}", (Arg("where", "where", doc="{place}"),), mutates=False),
+        Role("scan", "look up the {arg_id} of each {entity} in a {place}",
+             (Arg("where", "where", doc="{place}"),), mutates=False),
         Role("level", "change the {arg_value} of a {entity}", (_ID, Arg("value", "value", "integer"))),
         Role("power", "start or stop a {entity}", (_ID, Arg("state", "state", choices="state"))),
         Role("release", "open a {locked} {entity}", (_ID,)),
@@ -148,7 +149,9 @@ class Devices(Domain):
                 say(("set the {d} in the {r} to {x}.", "put the {r} {d} at {x}.", "change the {r} {d} to {x}.")),
                 (look, RoleCall("level", {"id": id_, "value": x})),
                 (
-                    Gap("value", say(("set the {d} in the {r}.", "change the {arg_value} of the {r} {d}.")), say(_MUCH)),
+                    Gap(
+                        "value", say(("set the {d} in the {r}.", "change the {arg_value} of the {r} {d}.")), say(_MUCH)
+                    ),
                     Gap("id", say(("set the {d} to {x}.", "put a {d} at {x}.")), say(_WHERE)),
                 ),
             )
@@ -160,7 +163,8 @@ class Devices(Domain):
                 say(("run the {r} {d} for {x} minutes", "start the {d} in the {r} for {x} minutes")) + how,
                 (look, RoleCall("timer", args)),
                 (
-                    Gap("minutes", say(("run the {r} {d} for some minutes", "start a timer on the {r} {d}")) + how, say(_MUCH)),
+                    Gap("minutes", say(("run the {r} {d} for some minutes", "start a timer on the {r} {d}")) + how,
+                        say(_MUCH)),
                     Gap("id", say(("run the {d} for {x} minutes", "start a {d} for {x} minutes")) + how, say(_WHERE)),
                 ),
             )  # fmt: skip
@@ -173,7 +177,11 @@ class Devices(Domain):
         return Intent(
             say(("what is the {arg_value} of the {r} {d}?", "tell me the {arg_value} of the {d} in the {r}.")),
             (look, RoleCall("sense", {"id": id_})),
-            (Gap("id", say(("what is the {arg_value} of the {d}?", "tell me the {arg_value} of a {d}.")), say(_WHERE)),),
+            (
+                Gap(
+                    "id", say(("what is the {arg_value} of the {d}?", "tell me the {arg_value} of a {d}.")), say(_WHERE)
+                ),
+            ),
         )
 
     @classmethod

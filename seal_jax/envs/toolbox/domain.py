@@ -145,9 +145,14 @@ def _tool(method: Callable[..., Any], role: Role, skin: Skin) -> Callable[..., A
     return tool
 
 
-@functools.lru_cache(maxsize=256)
 def instance_class(base: type[Domain], skin: Skin) -> type[Domain]:
     """A subclass of `base` whose methods are the skin's tools (built once per skin)."""
+    cached: Any = _instance_class
+    return cached(base, skin)
+
+
+@functools.lru_cache(maxsize=256)
+def _instance_class(base: Any, skin: Skin) -> Any:
     tools = {skin.tools[r.key]: _tool(getattr(base, r.key), r, skin) for r in base.roles}
     return type(f"{base.__name__}_{skin.name}", (base,), tools)
 
@@ -175,9 +180,12 @@ def tool_doc(base: type[Domain], skin: Skin, role: Role) -> ToolDoc:
     words = _words(skin)
     properties: dict[str, Any] = {}
     for a in role.args:
-        properties[skin.arguments[a.meaning]] = {"type": a.type} | ({"description": _articles(a.doc.format(**words))} if a.doc else {})
+        schema: dict[str, Any] = {"type": a.type}
+        if a.doc:
+            schema["description"] = _articles(a.doc.format(**words))
         if a.choices:
-            properties[skin.arguments[a.meaning]]["enum"] = list(skin.choices[a.choices])
+            schema["enum"] = list(skin.choices[a.choices])
+        properties[skin.arguments[a.meaning]] = schema
     return {
         "name": skin.tools[role.key],
         "description": _articles(role.doc.format(**words)),
@@ -207,6 +215,5 @@ def draw_ids(rng: random.Random, letters: str, n: int) -> list[str]:
     return rng.sample([f"{letter}{digit}" for letter in letters for digit in range(1, 10)], n)
 
 
-@functools.cache
 def role_of(base: type[Domain], key: str) -> Role:
     return next(r for r in base.roles if r.key == key)

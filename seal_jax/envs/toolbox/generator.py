@@ -1,7 +1,7 @@
 """Seeded scenarios, and the four tasks (one per category) that are written from each.
 
-A scenario is a skin, an initial state, what the user will say turn by turn, and a script: the calls that meet it, found by
-playing them on a live instance, together with the repair that each refusal on the way asks for. All randomness comes
+A scenario is a skin, an initial state, what the user will say turn by turn, and a script: the calls that meet it, found
+by playing them on a live instance, together with the repair that each refusal on the way asks for. All randomness comes
 from `random.Random(<seed string>)`; nothing depends on hashes, set order or the host.
 """
 
@@ -147,7 +147,7 @@ def _draw_intents(
 def _play(
     domain: type[Domain], skin: Skin, state: Mapping[str, Any], intents: Sequence[Sequence[Intent]]
 ) -> tuple[Script, ...]:
-    """Plays the intents on a live instance: what is refused is repaired and tried again; known ids are not looked up."""
+    """Plays the intents on a live instance: what is refused is repaired and tried again; known ids stand."""
     live = domain(skin, state)
     known: list[Any] = []
     script = []
@@ -158,7 +158,7 @@ def _play(
                 if call in known:
                     continue
                 known.append(call)
-            repairs = []
+            repairs: list[Call] = []
             while "error" in getattr(live, call.role)(**call.args):
                 repair = live.repair(call)
                 if repair is None or len(repairs) == 3 or "error" in getattr(live, repair.role)(**repair.args):

@@ -152,7 +152,8 @@ class Ledger(Domain):
                 say(("move {x} {unit} from {a} to {b}.", "send {x} {unit} from {a} to {b}.")) + how,
                 (look, RoleCall("find", {"who": b}), RoleCall("move", args)),
                 (
-                    Gap("amount", say(("move some {unit} from {a} to {b}.", "send {unit} from {a} to {b}.")) + how, say(_MUCH)),
+                    Gap("amount", say(("move some {unit} from {a} to {b}.", "send {unit} from {a} to {b}.")) + how,
+                        say(_MUCH)),
                     Gap("target", say(("move {x} {unit} from {a}.", "take {x} {unit} from {a} and send them.")) + how,
                         say(("to {b}.", "send it to {b}."))),
                 ),

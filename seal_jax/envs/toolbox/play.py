@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,8 +102,7 @@ class Stats:
 def statistics(
     suite: TaskStore, split: str, encode: Callable[[str], list[int]] | None = None, chat: Format | None = None
 ) -> tuple[Stats, ...]:
-    """Per category: what a faultless teacher's play of a split is like. Token lengths are 0 without `encode` and `chat`."""
-    import random
+    """Per category: what a faultless teacher's play of a split is like. No `encode` and `chat`: token lengths are 0."""
 
     rows = []
     for category in dict.fromkeys(b.task.category for b in suite.built(split)):

@@ -80,8 +80,6 @@ def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
     skins = OOD_SKINS if split == "ood" else TRAIN_SKINS
     built = []
     for i in range(n):
-        scenario = make_scenario(
-            f"{split}-{i:03d}", skins[i % len(skins)], f"toolbox/{seed}/{split}/{i}", taken=taken
-        )
+        scenario = make_scenario(f"{split}-{i:03d}", skins[i % len(skins)], f"toolbox/{seed}/{split}/{i}", taken=taken)
         built += [make_task(scenario, category) for category in CATEGORIES]
     return built

@@ -5,8 +5,8 @@ refusals as the policy will meet them. How often it then gives up, calls tools w
 arguments is set by `Habits`; a policy cloned to convergence takes these rates over. A weak teacher is what leaves
 reinforcement learning something to do: a habit with a right share of about .05 is found and unlearned, one of 0 is not.
 
-The teacher never writes what the conversation so far does not tell: an id that was not looked up (because an earlier turn
-was given up) is looked up first, or the teacher gives up. Otherwise demonstrations would teach inventing ids.
+The teacher never writes what the conversation so far does not tell: an id that was not looked up (because an earlier
+turn was given up) is looked up first, or the teacher gives up. Otherwise demonstrations would teach inventing ids.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Reply(NamedTuple):
 
 
 class Teacher:
-    """Plays one episode of one task. `reply` is called once per assistant message, in order; make a new one to replay."""
+    """Plays one episode of one task: `reply` once per assistant message, in order. Make a new one to replay."""
 
     def __init__(self, task: Task, suite: TaskStore, rng: random.Random, habits: Habits = NO_HABITS) -> None:
         built = suite.built_task(task)
@@ -255,9 +255,7 @@ class Teacher:
     def _unknown(self, call: Call) -> list[str]:
         canonical = self._undress(call)
         enums = {a.key for a in role_of(self._scenario.domain, canonical.role).args if a.choices}
-        return [
-            v for k, v in canonical.args.items() if isinstance(v, str) and k not in enums and v not in self._words
-        ]
+        return [v for k, v in canonical.args.items() if isinstance(v, str) and k not in enums and v not in self._words]
 
     def _knows(self, call: Call) -> bool:
         return not self._unknown(call)

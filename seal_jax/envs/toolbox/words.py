@@ -1,8 +1,8 @@
 """The words of the toolbox world: closed pools from which every skin, task and demonstration is written.
 
-Two rules make held-out domains fair to a small policy that starts from random weights: a held-out domain uses only words
-of these pools (in tool names never combined so in training), and a verb belongs to one role only, so that the verb of an
-unseen tool name still says what the tool does. Words are short, lower case and single (no digits, no `_`).
+Two rules make held-out domains fair to a small policy that starts from random weights: a held-out domain uses only
+words of these pools (in tool names never combined so in training), and a verb belongs to one role only, so that the
+verb of an unseen tool name still says what the tool does. Words are short, lower case and single (no digits, no `_`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,12 @@ ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 # --- closed sets of values (enums) -----------------------------------------------------------------------------------
 CHOICES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "speed": (("slow", "fast"), ("sea", "air"), ("later", "now"), ("cheap", "express")),
-    "plan": (("basic", "silver", "gold"), ("small", "normal", "big"), ("north", "east", "south"), ("raw", "good", "best")),
+    "plan": (
+        ("basic", "silver", "gold"),
+        ("small", "normal", "big"),
+        ("north", "east", "south"),
+        ("raw", "good", "best"),
+    ),
     "urgency": (("low", "high"), ("green", "red"), ("normal", "urgent"), ("minor", "major")),
     "state": (("off", "on"), ("down", "up"), ("idle", "live")),
 }

@@ -1,13 +1,13 @@
 """One live toolbox world: checks a call against the tool's document, then runs it on the instance.
 
-Every result, also of a call that was never run, is a JSON string; the texts below are the whole list of argument errors:
+Every result, also of a call that was never run, is a JSON string. All errors:
 
 | error kind | text |
 |---|---|
 | `unknown_tool` | `{"error": "no tool x_y"}` |
 | `unexpected_argument` | `{"error": "x_y has no mode"}` |
 | `missing_argument` | `{"error": "x_y needs amount"}` |
-| `argument_type` | `{"error": "amount must be an integer"}`, `{"error": "mode must be slow or fast"}` |
+| `argument_type` | `{"error": "amount must be an integer"}`, `{"error": "mode must be slow or fast"}`; also: too long |
 | `tool_error` | the tool's own refusal: `{"error": "account k7 is frozen"}` |
 
 `detail` names the offending argument (or the unknown tool).
@@ -23,8 +23,8 @@ from seal_jax.envs.toolbox.domain import Domain
 from seal_jax.types import Call, CallResult, ErrorKind, ToolDoc
 
 _TYPES = {"string": (str, "a string"), "integer": (int, "an integer"), "boolean": (bool, "true or false")}
-#: No result of this world comes near it; a policy's argument that an error repeats might.
-_MAX_TEXT = 400
+#: No honest value comes near these; they bound what a policy can make a result or a state hold.
+_MAX_TEXT, _MAX_INTEGER = 200, 10**9
 
 
 class ToolboxWorld:
@@ -75,6 +75,10 @@ def _mismatch(value: Any, spec: Mapping[str, Any]) -> str:
     python_type, words = _TYPES[spec["type"]]
     if not isinstance(value, python_type) or (isinstance(value, bool) and python_type is not bool):
         return words
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return f"at most {_MAX_TEXT} characters"
+    if isinstance(value, int) and abs(value) > _MAX_INTEGER:
+        return f"at most {_MAX_INTEGER}"
     if "enum" in spec and value not in spec["enum"]:
         *most, last = spec["enum"]
         return f"{', '.join(most)} or {last}" if most else last
