@@ -1,0 +1,159 @@
+"""The Cloud TPU job scripts: a dry run prints the commands in order and calls nothing; a job with stand-ins."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "experiments" / "tpu" / "run_on_tpu_vm.sh"
+WORKER = ROOT / "experiments" / "tpu" / "on_worker.sh"
+
+pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+def stand_in(folder, name, body):
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """A PATH whose gcloud only writes down how it was called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    stand_in(
+        folder, "gcloud", f'echo "gcloud $*" >> {tmp_path}/calls; [[ "$*" != *status* ]] || echo "finished with 0"'
+    )
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
+
+
+def script(env, *args):
+    return subprocess.run(["bash", str(SCRIPT), *args], env=env, capture_output=True, text=True, timeout=60)
+
+
+ALL = ("all", "--name", "seal-1", "--zone", "us-west4-a", "--type", "v5litepod-8", "--config", "configs/toolbox.py")
+
+
+def test_dry_run_prints_every_step_in_order_and_calls_nothing(tools, tmp_path):
+    done = script(tools, *ALL, "--bucket", "gs://b/seal-1", "--args", "--config.seed=2 --x='y'", "--spot", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "calls").exists() and not (tmp_path / "seal_jax-seal-1.tar.gz").exists()
+    commands = [line[2:] for line in done.stdout.splitlines() if line.startswith("+ ")]
+    expected = [
+        "gcloud compute tpus tpu-vm create seal-1 --zone=us-west4-a --accelerator-type=v5litepod-8 --spot",
+        f"git -C {ROOT} archive",
+        "gcloud compute tpus tpu-vm scp",
+        "gcloud compute tpus tpu-vm ssh seal-1 --zone=us-west4-a --worker=all '--command=rm -rf seal_jax",
+        "gcloud compute tpus tpu-vm ssh seal-1 --zone=us-west4-a --worker=all "
+        "'--command=bash seal_jax/experiments/tpu/on_worker.sh install'",
+        "gcloud compute tpus tpu-vm ssh seal-1 --zone=us-west4-a --worker=all '--command=CONFIG=configs/toolbox.py",
+        "gcloud compute tpus tpu-vm ssh seal-1 --zone=us-west4-a --worker=0 '--command=CONFIG=configs/toolbox.py",
+        "mkdir -p",
+        "gcloud compute tpus tpu-vm ssh seal-1 --zone=us-west4-a --worker=0 '--command=tar czf seal_run.tar.gz",
+        "gcloud compute tpus tpu-vm scp seal-1:seal_run.tar.gz",
+        "tar xzf",
+        "gcloud compute tpus tpu-vm delete seal-1 --zone=us-west4-a --quiet",
+    ]
+    assert len(commands) == len(expected), commands
+    for command, start in zip(commands, expected, strict=True):
+        assert command.startswith(start), (command, start)
+    assert "--version=v2-alpha-tpuv5-lite" in commands[0]
+    assert "billed" in done.stdout
+
+
+def test_printed_commands_parse_as_shell(tools):
+    done = script(tools, *ALL, "--args", "--x='y z'", "--dry-run")
+    (start,) = [line[2:] for line in done.stdout.splitlines() if line.endswith("start'")]
+    words = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {start}"], capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    command = next(w.removeprefix("--command=") for w in words if w.startswith("--command="))
+    # What the remote shell makes of it: the value arrives as it was given.
+    seen = subprocess.run(
+        ["bash", "-c", command.replace("bash seal_jax/experiments/tpu/on_worker.sh start", "bash -c 'echo \"$ARGS\"'")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert seen.stdout.strip() == "--x='y z'"
+
+
+def test_queued_spot_and_keep(tools):
+    done = script(tools, *ALL, "--queued", "--spot", "--keep", "--project", "p1", "--dry-run")
+    assert "queued-resources create seal-1 --node-id=seal-1 --zone=us-west4-a --project=p1" in done.stdout
+    assert "--spot --runtime-version=" in done.stdout and "queued-resources describe" in done.stdout
+    assert "+ gcloud compute tpus queued-resources delete" not in done.stdout
+    assert "--keep: the VM is still billed. Delete it with: gcloud compute tpus queued-resources delete" in done.stdout
+
+
+def test_a_real_call_runs_what_the_dry_run_prints(tools, tmp_path):
+    done = script(tools, "wait", "--name", "seal-1", "--zone", "z")
+    assert done.returncode == 0, done.stderr
+    assert "finished with 0" in done.stdout
+    done = script(tools, "delete", "--name", "seal-1", "--zone", "z")
+    assert done.returncode == 0
+    assert (tmp_path / "calls").read_text().splitlines()[
+        -1
+    ] == "gcloud compute tpus tpu-vm delete seal-1 --zone=z --quiet"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "no step given"),
+        (("fly",), "unknown step 'fly'"),
+        (("all", "--zone", "z"), "--name is missing"),
+        (("all", "--name", "Bad_Name", "--zone", "z"), "must be lower-case"),
+        (("create", "--name", "a", "--zone", "z"), "--type is missing"),
+        (("start", "--name", "a", "--zone", "z"), "--config is missing"),
+        (("start", "--name", "a", "--zone", "z", "--config", "c", "--bucket", "b"), "must begin with gs://"),
+        (("start", "--nmae", "a"), "unknown option '--nmae'"),
+        (("start", "--name"), "--name needs a value"),
+    ],
+)
+def test_bad_input_is_one_line(tools, args, message):
+    done = script(tools, *args)
+    assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_help_is_the_header(tools):
+    done = script(tools, "--help")
+    assert done.returncode == 0
+    assert "--bucket" in done.stdout and "billed" in done.stdout and "set -euo" not in done.stdout
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code):
+    stand_in(tmp_path / "bin", "python", f'echo "python $*" >> {tmp_path}/calls; exit {code}')
+    settings = {
+        "PYTHON": str(tmp_path / "bin" / "python"),
+        "CONFIG": "configs/toolbox.py",
+        "WORKDIR": "runs/x",
+        "BUCKET": "gs://b/x",
+        "ARGS": "--config.seed=2",
+    }
+    env = {**tools, **settings}
+    assert subprocess.run(["bash", str(WORKER), "run"], env=env, timeout=60).returncode == code
+    workdir = tmp_path / "runs" / "x"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"gcloud storage rsync --recursive gs://b/x {workdir}",
+        f"python -m seal_jax.main --config=configs/toolbox.py --workdir={workdir} --config.seed=2",
+        f"gcloud storage rsync --recursive --delete-unmatched-destination-objects {workdir} gs://b/x",
+    ]
+    status = subprocess.run(["bash", str(WORKER), "status"], env=env, capture_output=True, text=True, timeout=60)
+    assert status.stdout.startswith(f"finished with {code}\n")
+
+
+def test_start_hands_all_settings_to_tmux(tools, tmp_path):
+    stand_in(tmp_path / "bin", "python", f'echo "python $*" >> {tmp_path}/calls')
+    stand_in(tmp_path / "bin", "tmux", f'echo "tmux $1 $2 $3 $4" >> {tmp_path}/calls; bash -c "${{@: -1}}"')
+    env = {**tools, "PYTHON": str(tmp_path / "bin" / "python"), "CONFIG": "c.py", "ARGS": "--a=1 --b=2"}
+    done = subprocess.run(["bash", str(WORKER), "start"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.endswith("started\n"), done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls[0] == "tmux new-session -d -s seal"
+    assert calls[1].endswith(f"--config=c.py --workdir={tmp_path}/runs/seal --a=1 --b=2")
