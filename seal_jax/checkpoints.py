@@ -233,20 +233,28 @@ def plain(value: Any, where: str) -> Any:
 
 
 # --- the workdir's config --------------------------------------------------------------------------------------------
-def check_workdir(workdir: str | Path, config: Mapping[str, Any], *, free: Sequence[str] = ()) -> bool:
+def check_workdir(
+    workdir: str | Path,
+    config: Mapping[str, Any],
+    *,
+    free: Sequence[str] = (),
+    results: Sequence[str] = ("checkpoints", "start"),
+) -> bool:
     """Ties a workdir to its config: writes config.json the first time, compares with it later.
 
     Args:
       config: the whole configuration as nested dicts (`ConfigDict.to_dict()`).
       free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry"). The new
         values are written.
+      results: folders in the workdir that a config has to answer for. While none of them holds anything (the first
+        start failed early, say over a wrong path), the config may still be changed.
 
     Returns True if the workdir had a config already (so the run may be a resume). ValueError in one line that names up
     to five differing fields with both values, and the mend.
     """
     path = epath.Path(workdir) / "config.json"
     now = json.loads(json.dumps(plain(config, "config"), sort_keys=True))
-    known = path.exists()
+    known = path.exists() and any(_holds_something(path.parent / name) for name in results)
     if known:
         before = json.loads(path.read_text())
         old, new = _flat(before), _flat(now)
@@ -263,12 +271,16 @@ def check_workdir(workdir: str | Path, config: Mapping[str, Any], *, free: Seque
                 f"workdir {workdir} belongs to another config ({shown}{more}); "
                 "choose a new --workdir, or set these fields back"
             )
-    if jax.process_index() == 0 and (not known or before != now):
+    if jax.process_index() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name("config.json.tmp")
         scratch.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n")
         scratch.replace(path)
     return known
+
+
+def _holds_something(folder: epath.Path) -> bool:
+    return folder.exists() and any(True for _ in folder.iterdir())
 
 
 _ABSENT = object()

@@ -156,7 +156,11 @@ def test_plain_host_state_keeps_floats_exactly():
 
 def test_workdir_of_another_config(tmp_path):
     config = {"seed": 1, "rounds": 10, "learner": {"lr": 1e-6, "betas": (0.9, 0.99)}, "suite_options": {}}
-    assert not check_workdir(tmp_path, config)
+    assert not check_workdir(tmp_path, {**config, "seed": 99})
+    (tmp_path / "checkpoints").mkdir()
+    assert not check_workdir(tmp_path, config)  # nothing came of the first start: the config could still be mended
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        checkpoints.save(1, fresh_state(), {})
     assert check_workdir(tmp_path, config)
     assert check_workdir(tmp_path, {**config, "rounds": 20}, free=("rounds",))
     assert json.loads((tmp_path / "config.json").read_text())["rounds"] == 20
