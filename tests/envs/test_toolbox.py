@@ -185,7 +185,7 @@ def test_two_to_four_turns_and_few_calls(suite: ToolboxSuite) -> None:
         for task in suite.tasks(split):
             assert 2 <= len(task.turns) <= 4
         for row in statistics(suite, split):
-            assert 1 / 3 <= row.refusal_share <= 0.8
+            assert 0.57 <= row.refusal_share <= 0.69  # every split alike
             assert row.max_calls_in_turn <= 6
             assert 6 <= row.messages <= 10
 
@@ -434,7 +434,7 @@ def test_a_refusal_names_its_entity_and_a_repair_lets_the_call_through() -> None
     for kind, domain in KINDS.items():
         for i in range(40):
             skin = random_skin(random.Random(f"{kind}{i}"), kind)
-            b = make_task(make_scenario("x", skin, f"test/{kind}/{i}"), "base")
+            b = make_task(make_scenario("x", skin, f"test/{kind}/{i}", troubles=1 + i % 2), "base")
             live = instance_class(domain, skin)(skin, b.scenario.state)
             for step in (s for turn in b.script for s in turn):
                 for repair in step.repairs:

@@ -27,8 +27,8 @@ LOOKUPS = frozenset({"find", "scan"})
 _SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 1), 6), ((1, 2), 1), ((2, 1), 1), ((1, 1, 1), 2))
 #: Messages with calls that a turn, and an episode, may need at most (with refused attempts and repairs).
 _MAX_IN_TURN, _MAX_IN_EPISODE = 6, 10
-#: How many troubles a scenario gets, by weight.
-_TROUBLES: tuple[tuple[int, int], ...] = ((0, 32), (1, 53), (2, 15))
+#: Shares of scenarios with no trouble on the way, and with at most one.
+_UNTROUBLED, _AT_MOST_ONE = 0.37, 0.87
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,24 @@ class _DeadEnd(Exception):
     """This draw gives no scenario; the next attempt draws again."""
 
 
-def make_scenario(id: str, skin: Skin, seed: str, *, taken: set[str] | None = None) -> Scenario:
-    """The scenario of a seed string. `taken` holds user texts of earlier scenarios, which are not repeated, and grows.
+def troubles_at(u: float) -> int:
+    """How many troubles (0, 1, 2) a scenario at quantile 0 <= u < 1 gets."""
+    return int(u >= _UNTROUBLED) + int(u >= _AT_MOST_ONE)
+
+
+def make_scenario(id: str, skin: Skin, seed: str, *, troubles: int, taken: set[str] | None = None) -> Scenario:
+    """The scenario of a seed string.
+
+    Args:
+      troubles: how many things are made to stand in the way; the scenario has refusals iff it is not 0.
+      taken: user texts of earlier scenarios, which are not repeated; grows.
 
     Raises:
       RuntimeError: 1,000 attempts gave nothing (a bug in a kind's generator).
     """
     for attempt in range(1000):
         try:
-            scenario = _attempt(id, skin, random.Random(f"{seed}/{attempt}"))
+            scenario = _attempt(id, skin, random.Random(f"{seed}/{attempt}"), troubles)
         except _DeadEnd:
             continue
         said = user_text(scenario)
@@ -104,17 +113,18 @@ def user_text(scenario: Scenario) -> str:
     return "\n".join(i.text for turn in scenario.intents for i in turn)
 
 
-def _attempt(id: str, skin: Skin, rng: random.Random) -> Scenario:
+def _attempt(id: str, skin: Skin, rng: random.Random, troubles: int) -> Scenario:
     domain = instance_class(KINDS[skin.kind], skin)
     state = domain.initial(skin, rng)
     intents = _draw_intents(domain, skin, state, rng)
     said = [i for turn in intents for i in turn]
     domain.settle(state, said)
     possible = domain.troubles(state, said)
-    n = rng.choices([k for k, _ in _TROUBLES], [w for _, w in _TROUBLES])[0]
-    for trouble in rng.sample(possible, min(n, len(possible))):
+    for trouble in rng.sample(possible, min(troubles, len(possible))):
         trouble(state)
     script = _play(domain, skin, state, intents)
+    if any(step.repairs for turn in script for step in turn) != (troubles > 0):
+        raise _DeadEnd
     docs = [tool_doc(domain, skin, role) for role in domain.roles]
     rng.shuffle(docs)
     turn, tool = _choose_miss(domain, skin, intents, script, rng)

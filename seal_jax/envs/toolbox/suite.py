@@ -6,10 +6,11 @@ gives one task per category, so a split has 4x as many tasks.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 
 from seal_jax.envs.base import register_suite
-from seal_jax.envs.toolbox.generator import BuiltTask, Script, make_scenario, make_task, open_instance
+from seal_jax.envs.toolbox.generator import BuiltTask, Script, make_scenario, make_task, open_instance, troubles_at
 from seal_jax.envs.toolbox.skins import OOD_SKINS, TRAIN_SKINS
 from seal_jax.envs.toolbox.world import ToolboxWorld
 from seal_jax.types import CATEGORIES, Program, Task
@@ -76,10 +77,22 @@ class ToolboxSuite(TaskStore):
                 raise RuntimeError(f"toolbox: only {refused} of {len(self.built(split))} {split} tasks have a refusal")
 
 
+#: Steps of this length spread points evenly over [0, 1), whatever their number.
+_GOLDEN = 0.6180339887498949
+
+
 def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
     skins = OOD_SKINS if split == "ood" else TRAIN_SKINS
+    start = random.Random(f"toolbox/{seed}/{split}").random()
     built = []
     for i in range(n):
-        scenario = make_scenario(f"{split}-{i:03d}", skins[i % len(skins)], f"toolbox/{seed}/{split}/{i}", taken=taken)
+        scenario = make_scenario(
+            f"{split}-{i:03d}",
+            skins[i % len(skins)],
+            f"toolbox/{seed}/{split}/{i}",
+            # Not drawn at random: the share of tasks with refusals, the main difficulty, is the same in all splits.
+            troubles=troubles_at((start + i * _GOLDEN) % 1.0),
+            taken=taken,
+        )
         built += [make_task(scenario, category) for category in CATEGORIES]
     return built

@@ -26,6 +26,7 @@ from seal_jax.envs.toolbox.generator import (
     make_scenario,
     make_task,
     open_instance,
+    troubles_at,
 )
 from seal_jax.envs.toolbox.skins import TRAIN_SKINS, random_skin
 from seal_jax.envs.toolbox.suite import TaskStore
@@ -330,7 +331,10 @@ def demonstrations(
         else:
             skin = random_skin(rng, kinds[(i // len(CATEGORIES)) % len(kinds)])
         taken = set(avoid) if avoid else None
-        scenario = make_scenario(f"demo{seed}-{i:05d}", skin, f"toolbox/demo/{seed}/{i}", taken=taken)
+        troubles = troubles_at(rng.random())
+        scenario = make_scenario(
+            f"demo{seed}-{i:05d}", skin, f"toolbox/demo/{seed}/{i}", troubles=troubles, taken=taken
+        )
         built = make_task(scenario, CATEGORIES[i % len(CATEGORIES)])
         suite = TaskStore({"demo": (built,)})
         yield Demo(built.task, suite, Teacher(built.task, suite, rng, habits))
