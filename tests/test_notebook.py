@@ -1,0 +1,47 @@
+"""The Colab notebook, executed from first to last cell on a run that is shrunk by flags."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+ROOT = Path(__file__).parents[1]
+#: The smallest run that still does everything: warm start, a round, evaluation before and after, figures.
+SHRUNK = (
+    "--config.rounds=1 --config.tasks_per_round=2 --config.rollouts=2 --config.eval.test=4 --config.eval.ood=2 "
+    "--config.warm_start.demos=32 --config.warm_start.epochs=1"
+)
+
+
+def test_quickstart_notebook_runs(tmp_path, monkeypatch):
+    # The kernel must be this interpreter, whatever kernels are installed under the name "python3".
+    kernel = tmp_path / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    argv = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
+    (kernel / "kernel.json").write_text(f'{{"argv": {argv}, "display_name": "test", "language": "python"}}')
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    monkeypatch.setenv("SEAL_NOTEBOOK_WORKDIR", str(tmp_path / "run"))
+    monkeypatch.setenv("SEAL_NOTEBOOK_FLAGS", SHRUNK)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    # One device: the forced devices of the other tests only cost time here.
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+
+    notebook = nbformat.read(ROOT / "colab" / "quickstart.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "commit the notebook without outputs"
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "colab")}}
+    )
+    try:
+        client.execute()
+    except nbclient.exceptions.CellExecutionError as error:
+        outputs = [o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", [])]
+        pytest.fail(f"{error}\n{''.join(outputs)[-4000:]}")
+    shown = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    assert "test: strict success" in shown and "[turn 0: sampled]" in shown
+    assert any("image/png" in o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", []))
