@@ -150,25 +150,16 @@ def k3(logp: Array, ref_logp: Array, ceiling: float = 0.0) -> Array:
     return jnp.minimum(value, ceiling) if ceiling > 0 else value
 
 
-def _aggregate(x_bgs: Array, mask_bgs: Array, settings: LossSettings, denominators: Denominators) -> Array:
-    """The part of the mini-batch's mean that these rows contribute (scalar)."""
-    x_bgs = jnp.where(mask_bgs, x_bgs, 0.0)
+def _shares(mask_bgs: Array, settings: LossSettings, denominators: Denominators) -> Array:
+    """[B,G] what one token of each row weighs in the mini-batch's mean."""
     if settings.aggregation == "token-mean":
-        return jnp.sum(x_bgs) / jnp.maximum(denominators.tokens, 1.0)
-    n_bg = jnp.sum(mask_bgs, -1)
-    return jnp.sum(jnp.sum(x_bgs, -1) / jnp.maximum(n_bg, 1)) / jnp.maximum(denominators.rows, 1.0)
+        return jnp.full(mask_bgs.shape[:2], 1.0 / jnp.maximum(denominators.tokens, 1.0))
+    return 1.0 / (jnp.maximum(jnp.sum(mask_bgs, -1), 1) * jnp.maximum(denominators.rows, 1.0))
 
 
-def weight_mass(
-    batch: Batch, settings: LossSettings, denominators: Denominators, utility_z: Array
-) -> tuple[Array, Array]:
-    """(aggregated |w A|, aggregated |A|) of a micro-batch, before normalisation: what `weight_scale` is made from."""
-    mask_bgs = batch.loss_mask_bgs & batch.row_mask_bg[..., None]
-    advantage_bg = group_advantage(batch.reward_bg, batch.reward_mask_bg, settings.advantage_eps)
-    plain_bgs = jnp.abs(advantage_bg)[..., None] * jnp.ones_like(mask_bgs, jnp.float32)
-    w_bgs = _per_token(turn_weights(batch.labels_bgt, advantage_bg, utility_z, settings), batch.turn_id_bgs)
-    mass = [_aggregate(x, mask_bgs, settings, denominators) for x in (w_bgs * plain_bgs, plain_bgs)]
-    return mass[0], mass[1]
+def _aggregate(x_bgs: Array, mask_bgs: Array, share_bg: Array) -> Array:
+    """The part of the mini-batch's mean that these rows contribute (scalar)."""
+    return jnp.sum(jnp.sum(jnp.where(mask_bgs, x_bgs, 0.0), -1) * share_bg)
 
 
 def _per_token(x_bgt: Array, turn_id_bgs: Array) -> Array:
@@ -176,6 +167,25 @@ def _per_token(x_bgt: Array, turn_id_bgs: Array) -> Array:
     if x_bgt.shape[-1] == 1:
         return x_bgt
     return jnp.take_along_axis(x_bgt, jnp.clip(turn_id_bgs, 0, x_bgt.shape[-1] - 1), axis=-1)
+
+
+def _turn_shares(batch: Batch, mask_bgs: Array, share_bg: Array) -> Array:
+    """[B,G,T] what the tokens of each turn weigh together in the mini-batch's mean."""
+    T = batch.labels_bgt.shape[-1]
+    turn_bgst = jnp.clip(batch.turn_id_bgs, 0, T - 1)[..., None] == jnp.arange(T)
+    return jnp.sum(turn_bgst & mask_bgs[..., None], 2) * share_bg[..., None]
+
+
+def weight_mass(
+    batch: Batch, settings: LossSettings, denominators: Denominators, utility_z: Array
+) -> tuple[Array, Array]:
+    """(aggregated |w A|, aggregated |A|) of a micro-batch, before normalisation: what `weight_scale` is made from."""
+    mask_bgs = batch.loss_mask_bgs & batch.row_mask_bg[..., None]
+    share_bgt = _turn_shares(batch, mask_bgs, _shares(mask_bgs, settings, denominators))
+    advantage_bg = group_advantage(batch.reward_bg, batch.reward_mask_bg, settings.advantage_eps)
+    w_bgt = turn_weights(batch.labels_bgt, advantage_bg, utility_z, settings)
+    mass_bgt = jnp.abs(advantage_bg)[..., None] * share_bgt
+    return jnp.sum(w_bgt * mass_bgt), jnp.sum(mass_bgt)
 
 
 def seal_loss(
@@ -198,37 +208,50 @@ def seal_loss(
     old_bgs = jax.lax.stop_gradient(logp_bgs) if settings.on_policy else jnp.where(mask_bgs, batch.old_logp_bgs, 0.0)
 
     advantage_bg = group_advantage(batch.reward_bg, batch.reward_mask_bg, settings.advantage_eps)
-    adv_bgs = weighted_bgs = advantage_bg[..., None]
+    weighted_bgt = advantage_bg[..., None]
     if settings.reweight != "none":
         if utility_z is None:
             raise ValueError(f"loss.reweight={settings.reweight!r} needs utility_z, one value per label")
         w_bgt = turn_weights(batch.labels_bgt, advantage_bg, utility_z, settings)
         if settings.normalize_weights:
             w_bgt = w_bgt * denominators.weight_scale
-        weighted_bgs = _per_token(w_bgt, batch.turn_id_bgs) * adv_bgs
+        weighted_bgt = w_bgt * weighted_bgt
+    weighted_bgs = _per_token(weighted_bgt, batch.turn_id_bgs)
 
     ratio_bgs = bounded_exp(logp_bgs - old_bgs)
     clipped_bgs = jnp.clip(ratio_bgs, 1.0 - settings.clip_low, 1.0 + settings.clip_high)
     gain_bgs = jnp.minimum(ratio_bgs * weighted_bgs, clipped_bgs * weighted_bgs)
     if settings.dual_clip:
         gain_bgs = jnp.where(weighted_bgs < 0, jnp.maximum(gain_bgs, settings.dual_clip * weighted_bgs), gain_bgs)
-    policy_loss = _aggregate(-gain_bgs, mask_bgs, settings, denominators)
+    share_bg = _shares(mask_bgs, settings, denominators)
+    policy_loss = -_aggregate(gain_bgs, mask_bgs, share_bg)
     loss = policy_loss
 
     share = denominators.share
     metrics: dict[str, Mean | Max] = {"loss/policy": Mean(policy_loss, share)}
     if settings.kl_coef:
         ref_bgs = jnp.where(mask_bgs, batch.ref_logp_bgs, 0.0)
-        kl = _aggregate(k3(logp_bgs, ref_bgs, settings.kl_max), mask_bgs, settings, denominators)
+        kl = _aggregate(k3(logp_bgs, ref_bgs, settings.kl_max), mask_bgs, share_bg)
         loss = loss + settings.kl_coef * kl
         metrics["loss/kl"] = Mean(kl, share)
     metrics["loss/total"] = Mean(loss, share)
-    frozen = jax.tree.map(jax.lax.stop_gradient, (ratio_bgs, adv_bgs, weighted_bgs, logp_bgs, old_bgs))
+    frozen = jax.tree.map(jax.lax.stop_gradient, (ratio_bgs, weighted_bgs, logp_bgs, old_bgs))
     metrics |= _token_metrics(batch, mask_bgs, *frozen, settings, denominators)
+    share_bgt = _turn_shares(batch, mask_bgs, share_bg)
+    metrics |= _mass_metrics(batch.labels_bgt, advantage_bg[..., None], weighted_bgt, share_bgt)
     return loss, metrics
 
 
-def _token_metrics(batch, mask_bgs, ratio_bgs, adv_bgs, weighted_bgs, logp_bgs, old_bgs, settings, denominators):
+def _mass_metrics(labels_bgt, advantage_bg1, weighted_bgt, share_bgt):
+    """How much reweighting changes the step, and where the push goes."""
+    mass_bgt = jnp.abs(weighted_bgt) * share_bgt
+    plain, weighted = jnp.sum(jnp.abs(advantage_bg1) * share_bgt), jnp.sum(mass_bgt)
+    by_label_z = jnp.sum(mass_bgt[..., None] * (labels_bgt[..., None] == jnp.arange(len(LABELS))), (0, 1, 2))
+    names = {f"advantage_mass/{x}": z for z, x in enumerate(LABELS) if not _EXCLUDED_Z[z]}
+    return {"weight/gain": Mean(weighted, plain)} | {name: Mean(by_label_z[z], weighted) for name, z in names.items()}
+
+
+def _token_metrics(batch, mask_bgs, ratio_bgs, weighted_bgs, logp_bgs, old_bgs, settings, denominators):
     """Metrics as (sum, denominator). A zero-advantage token counts as not clipped, so skipping it changes nothing."""
 
     def total(x_bgs):
@@ -251,14 +274,4 @@ def _token_metrics(batch, mask_bgs, ratio_bgs, adv_bgs, weighted_bgs, logp_bgs, 
     }
     if settings.dual_clip:
         metrics["clip/dual"] = Mean(total((weighted_bgs < 0) & (ratio_bgs > settings.dual_clip)), whole)
-    mass_bgs = jnp.abs(weighted_bgs) * jnp.ones_like(ratio_bgs)
-    plain = _aggregate(jnp.abs(adv_bgs) * jnp.ones_like(ratio_bgs), mask_bgs, settings, denominators)
-    weighted = _aggregate(mass_bgs, mask_bgs, settings, denominators)
-    metrics["weight/gain"] = Mean(weighted, plain)  # 1 unless reweighting changes the step size
-    # Where the push goes: the share of sum |w A| that lies on turns of each label.
-    label_bgs = _per_token(batch.labels_bgt, batch.turn_id_bgs)
-    for z, label in enumerate(LABELS):
-        if not _EXCLUDED_Z[z]:
-            part = _aggregate(jnp.where(label_bgs == z, mass_bgs, 0.0), mask_bgs, settings, denominators)
-            metrics[f"advantage_mass/{label}"] = Mean(part, weighted)
     return metrics
