@@ -111,7 +111,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class ParseError:
-    """A malformed message. `position` is a character offset in the sampled text; `kind` a stable machine-readable name."""
+    """A malformed message. `position`: character offset in the sampled text; `kind`: a stable short name."""
 
     kind: str
     message: str

@@ -1,0 +1,160 @@
+"""Builds the parts of a run from its config: suite, tokenizer, policy, collector, learner.
+
+Everything that can be refused is refused here, before anything compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from absl import logging
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from seal_jax.chat.formats import ChatFormat, get_format
+from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from seal_jax.envs.base import Suite, make_suite
+from seal_jax.interface import Interface, InterfaceSettings, full
+from seal_jax.learner.batch import Buckets
+from seal_jax.learner.loss import LossSettings
+from seal_jax.learner.optimizer import OptimizerSettings
+from seal_jax.learner.update import Learner, UpdateSettings
+from seal_jax.policy.config import Params, PolicyConfig
+from seal_jax.policy.gguf import load_gguf
+from seal_jax.policy.hf import load_hf, save_hf
+from seal_jax.policy.sharding import make_mesh, param_shardings
+from seal_jax.rollout.collector import Collector
+from seal_jax.rollout.engine import RolloutEngine
+from seal_jax.rollout.episode import Limits, render_prompt
+from seal_jax.telemetry.timing import PhaseTimer
+from seal_jax.types import Task
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A starting policy and what it reads and writes with."""
+
+    config: PolicyConfig
+    params: Params
+    tokenizer: Tokenizer
+    metrics: dict[str, float]  # of the warm start; empty without one
+
+
+def build_mesh(config: ConfigDict) -> Mesh | None:
+    """The device mesh; None for a single device, where every sharding is trivial."""
+    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    return None if shape == (1, 1, 1) else make_mesh(shape)
+
+
+def build_suite(config: ConfigDict) -> Suite:
+    return make_suite(config.suite, **config.suite_options.to_dict())
+
+
+def interface_settings(config: ConfigDict) -> InterfaceSettings:
+    loop = ("exposure", "strip_in_update", "closed_loop", "profile_rate")  # of the loop, not of Ω
+    return InterfaceSettings.from_dict({k: v for k, v in config.interface.to_dict().items() if k not in loop})
+
+
+def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
+    """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
+    overrides = {
+        **config.policy.overrides.to_dict(),
+        "compute_dtype": config.policy.compute_dtype,
+        "remat": config.policy.remat,
+        "head_chunk": config.policy.head_chunk,
+    }
+    shardings = None if mesh is None else lambda policy: param_shardings(policy, mesh)
+    start = workdir / "start"
+    if config.policy.source == "gguf":
+        policy, params = load_gguf(config.policy.path, shardings=shardings, **overrides)
+        return Policy(policy, params, tokenizer_from_gguf(config.policy.path), {})
+    if config.policy.source == "hf" or start.exists():
+        source = config.policy.path if config.policy.source == "hf" else start
+        policy, params = load_hf(source, shardings=shardings, **overrides)
+        return Policy(policy, params, load_tokenizer(source), {})
+    from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
+
+    made = warm_start(config, overrides, mesh, timer)
+    save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
+    return made
+
+
+def build_collector(
+    config: ConfigDict, policy: Policy, suite: Suite, mesh: Mesh | None, timer: PhaseTimer, *, groups_per_wave: int
+) -> Collector:
+    chat, tokenizer = get_format(config.chat), policy.tokenizer
+    limits = Limits(
+        max_suffix_tokens=config.buckets.suffix[-1],
+        max_context=policy.config.max_position,
+        **config.limits.to_dict(),
+    )
+    engine = RolloutEngine(
+        policy.config,
+        stop_ids=[tokenizer.token_id(t) for t in chat.stop_tokens],
+        vocab_size=policy.config.vocab_size,
+        prompt_buckets=config.buckets.prompt,
+        suffix_buckets=config.buckets.suffix,
+        chunk_buckets=config.buckets.chunk,
+        group_buckets=config.buckets.groups,
+        max_new_tokens=config.limits.max_new_tokens,
+        mesh=mesh,
+    )
+    return Collector(engine, suite, chat, tokenizer, limits, config.seed, groups_per_wave, timer)
+
+
+def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:
+    """Takes over `policy.params`: they are donated by the first update."""
+    loss = {k: v for k, v in config.loss.to_dict().items() if k != "utility"}
+    return Learner(
+        policy.config,
+        policy.params,
+        buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix), turns),
+        loss=LossSettings(**loss),
+        optimizer=OptimizerSettings(**config.optimizer.to_dict()),
+        update=UpdateSettings(**config.learner.to_dict(), temperature=config.temperature, seed=config.seed),
+        mesh=mesh,
+    )
+
+
+def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
+    """The tasks of an evaluated split: config.eval.<split> of them (-1: all), of one category if config.eval.category.
+
+    A part of a split is taken evenly over it, so that every category and domain stays in.
+    """
+    wanted = config.eval[split]
+    if wanted == 0:
+        return ()
+    tasks = [t for t in suite.tasks(split) if config.eval.category in ("", t.category)]
+    if not tasks:
+        raise ValueError(f"config.eval.category={config.eval.category!r} has no task in split {split!r}")
+    if wanted > len(tasks):
+        raise ValueError(f"config.eval.{split}={wanted} but there are {len(tasks)} such tasks; lower it or use -1")
+    return tasks if wanted < 0 else [tasks[i * len(tasks) // wanted] for i in range(wanted)]
+
+
+def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, tokenizer: Tokenizer) -> int:
+    """Longest prompt in tokens; ValueError if one does not fit, before an hour of work rather than after it."""
+    shown: Interface = full(dataclasses.replace(interface_settings(config), pinned=()))
+    longest = 0
+    for task in tasks:
+        n = len(render_prompt(task, chat, tokenizer, shown))
+        if n > config.buckets.prompt[-1]:
+            raise ValueError(
+                f"task {task.id!r}: its prompt has {n} tokens, more than config.buckets.prompt[-1]="
+                f"{config.buckets.prompt[-1]}; add a larger prompt bucket"
+            )
+        longest = max(longest, n)
+    logging.info("%d prompts, the longest has %d tokens", len(tasks), longest)
+    return longest
+
+
+def describe(policy: Policy) -> dict[str, Any]:
+    """What a log should say about the policy."""
+    import jax
+
+    n = sum(x.size for x in jax.tree.leaves(policy.params))
+    return {"parameters": n, **{k: v for k, v in dataclasses.asdict(policy.config).items() if v is not None}}

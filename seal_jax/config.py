@@ -1,0 +1,193 @@
+"""Every setting of a run, its default and its meaning; and the checks that run before anything compiles.
+
+A recipe in `configs/` starts from `default_config()` and changes what it must. The config is locked: an unknown key is
+an error. `validate` refuses contradictory values with one line that names the field, the value and the mend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from seal_jax.envs.toolbox.teacher import Habits
+
+REWEIGHTS = ("none", "paper", "release", "turn")
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean")
+
+
+def default_config() -> ConfigDict:
+    c = ConfigDict()
+    c.seed = 0  # of everything random in the run: sampling, task order, warm start
+    c.rounds = 10  # closed-loop rounds; one round = rollouts, diagnosis, update, Evolve
+    c.tasks_per_round = 16  # B, prompts of a round
+    c.rollouts = 8  # G, trajectories per prompt (paper: 8)
+    c.temperature = 1.0  # of sampling in training; evaluation is greedy
+    c.stop_failed_turns = False  # end a training episode at its first failed turn (its reward is 0 already)
+
+    c.suite = "toolbox"  # "toolbox" (embedded) or "bfcl" (needs the pinned bfcl-eval wheel)
+    c.suite_options = ConfigDict()  # passed to the suite's constructor
+    c.chat = "tiny"  # chat format: "tiny", "hermes", "llama31", "toolace"
+
+    c.policy = ConfigDict()
+    c.policy.source = "tiny"  # "tiny" (random weights), "hf" (folder or hub id), "gguf" (file)
+    c.policy.path = ""  # for "hf" and "gguf"
+    c.policy.overrides = ConfigDict()  # fields of PolicyConfig to change, e.g. d_model of "tiny"
+    c.policy.compute_dtype = "float32"  # "bfloat16" on TPU/GPU; master weights are float32 always
+    c.policy.remat = "none"  # "none" or "block": recompute each block in the backward pass
+    c.policy.head_chunk = 512  # positions whose logits exist at once
+    c.policy.vocab_size = 1280  # of the tokenizer trained in place (source == "tiny")
+
+    # Devices as data x fsdp x tensor; -1 = whatever is left. Every axis must divide what it shards.
+    c.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
+
+    # The only shapes that are ever compiled. More buckets waste less, fewer compile less.
+    c.buckets = ConfigDict()
+    c.buckets.prompt = (512,)  # tokens of tools + system + first user message
+    c.buckets.suffix = (128, 256, 512)  # tokens after the prompt; the last is the hard limit of an episode
+    c.buckets.chunk = (16, 64)  # tokens fed between two messages (observation, next user turn)
+    c.buckets.groups = (1, 2, 4, 8, 16)  # prompts per device call
+
+    c.limits = ConfigDict()
+    c.limits.max_new_tokens = 48  # per assistant message
+    c.limits.max_steps_per_turn = 8
+    c.limits.max_steps = 20  # per episode (paper: 20)
+    c.limits.max_observation_tokens = 256
+    c.limits.retry_malformed = True
+    c.limits.enforce_available = True
+
+    c.interface = ConfigDict()
+    c.interface.exposure = 0.5  # share of each group's rows that see cues; 1.0 = the paper, 0.0 = no environment side
+    c.interface.strip_in_update = False  # train cued successes with their cues removed; drop cued failures
+    c.interface.components = ("schema", "err", "cap")  # of Eq. 9
+    c.interface.placement = "note"  # "note" opens the suffix; "inline" stands in the tool docs (paper)
+    c.interface.closed_loop = True  # False: Ω is frozen after the first profile
+    c.interface.profile_rate = 0.5  # EMA rate of the profile
+    c.interface.activate = ConfigDict()  # per label: rate at which its cue comes (default 0.08 each)
+    c.interface.retire = ConfigDict()  # per label: rate under which its cue goes (default 0.04 each)
+    c.interface.min_rounds = 2  # a cue is shown at least this long
+    c.interface.min_count = 4  # turns with the label in the last round, without which a cue does not come
+    c.interface.max_cues = 3  # active at once
+    c.interface.pinned = ()  # labels whose cue is always on (ablations)
+
+    c.loss = ConfigDict()
+    c.loss.reweight = "paper"  # "none" (plain GRPO), "paper" (Eq. 10-12), "release" (dynamic tag weights), "turn"
+    c.loss.w_min, c.loss.w_max = 0.5, 2.0
+    c.loss.clip_low, c.loss.clip_high = 0.2, 0.2
+    c.loss.dual_clip = 10.0
+    c.loss.kl_coef = 0.001  # k3 estimator to the frozen starting policy; 0 = no reference forward at all
+    c.loss.aggregation = "token-mean"
+    c.loss.sign_aware = False  # a failure label scales only negative advantages, a success label only positive ones
+    c.loss.normalize_weights = False  # rescale the weights so that they leave the sum of |advantages| as it is
+    c.loss.utility = ConfigDict()  # rho per label, where it differs from the default table
+
+    c.optimizer = ConfigDict()
+    c.optimizer.learning_rate = 1e-6
+    c.optimizer.schedule = "constant"
+    c.optimizer.warmup_steps = 0
+    c.optimizer.b1, c.optimizer.b2 = 0.9, 0.999
+    c.optimizer.weight_decay = 0.01
+    c.optimizer.clip_norm = 1.0
+    c.learner = ConfigDict()
+    c.learner.minibatches = 4  # optimiser steps per round, over disjoint prompts
+    c.learner.prompts_per_micro = 1  # prompts whose activations exist at once
+    c.learner.skip_zero_advantage = True  # groups of equal reward contribute exactly 0 when kl_coef is 0: skip them
+
+    c.warm_start = ConfigDict()  # supervised start for policies from random weights
+    c.warm_start.enabled = False
+    c.warm_start.demos = 2400  # demonstrations of the teacher
+    c.warm_start.fixed_share = 0.35  # of them in the training domains; the rest in random skins
+    c.warm_start.cued_share = 0.3  # demonstrations in which cues are shown
+    c.warm_start.epochs = 4
+    c.warm_start.rows_per_step = 16
+    c.warm_start.learning_rate = 2e-3
+    c.warm_start.other_weight = 0.1  # loss weight of the tokens that are not the assistant's
+    c.warm_start.habits = ConfigDict(asdict(Habits()))  # how often the teacher does the wrong thing
+
+    c.eval = ConfigDict()
+    c.eval.every = 0  # rounds between validations; 0 = only before and after
+    c.eval.val, c.eval.test, c.eval.ood = 0, 0, 0  # tasks of each split evaluated; 0 = skip it, -1 = all
+    c.eval.groups_per_wave = 64
+    c.eval.category = ""  # evaluate only this category of each split; "" = all
+
+    c.checkpoint = ConfigDict({"every": 5, "keep": 2})
+    c.trajectories_logged = 8  # per round, written whole to trajectories.jsonl
+    return c
+
+
+def validate(config: ConfigDict) -> None:
+    """Raises ValueError, one line, on the first value that cannot work. Needs no device and compiles nothing."""
+    at_least(config, "rounds", 0)
+    at_least(config, "tasks_per_round", 1)
+    if config.rollouts < 2:
+        raise ValueError(
+            f"config.rollouts={config.rollouts}: a group advantage needs at least 2 rollouts; set config.rollouts=8"
+        )
+    if config.temperature <= 0:
+        raise ValueError(f"config.temperature={config.temperature}: training samples, so it must be > 0; set it to 1.0")
+    one_of(config, "chat", ("tiny", "hermes", "llama31", "toolace"))
+    one_of(config, "policy.source", ("tiny", "hf", "gguf"))
+    one_of(config, "policy.compute_dtype", ("float32", "bfloat16"))
+    one_of(config, "policy.remat", ("none", "block"))
+    one_of(config, "loss.reweight", REWEIGHTS)
+    one_of(config, "loss.aggregation", AGGREGATIONS)
+    one_of(config, "interface.placement", ("note", "inline"))
+    if config.policy.source != "tiny" and not config.policy.path:
+        raise ValueError(
+            f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
+            "set it to a folder, hub id or .gguf file (--config.policy.path=...)"
+        )
+    exposure = config.interface.exposure
+    if not 0.0 <= exposure <= 1.0:
+        raise ValueError(f"config.interface.exposure={exposure} is a share of each group; set it between 0.0 and 1.0")
+    if config.interface.placement == "inline" and exposure not in (0.0, 1.0):
+        raise ValueError(
+            f"config.interface.placement='inline' puts cues into the prompt that a whole group shares, so "
+            f"config.interface.exposure={exposure} cannot be met; set exposure=1.0 or placement='note'"
+        )
+    if config.interface.strip_in_update and not 0.0 < exposure < 1.0:
+        raise ValueError(
+            f"config.interface.strip_in_update needs bare and cued rows in each group, but "
+            f"config.interface.exposure={exposure}; set it to 0.5"
+        )
+    for name in ("prompt", "suffix", "chunk", "groups"):
+        sizes = config.buckets[name]
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(f"config.buckets.{name}={tuple(sizes)} must be positive and ascending, e.g. (128, 256)")
+    if config.tasks_per_round % config.learner.minibatches:
+        raise ValueError(
+            f"config.tasks_per_round={config.tasks_per_round} is not divisible by "
+            f"config.learner.minibatches={config.learner.minibatches}; choose a divisor"
+        )
+    shards = config.mesh.data * config.mesh.fsdp
+    if shards > 1 and config.learner.prompts_per_micro % shards:
+        raise ValueError(
+            f"config.learner.prompts_per_micro={config.learner.prompts_per_micro} is not divisible by the mesh's "
+            f"data x fsdp = {shards}; set it to a multiple of {shards}"
+        )
+    unknown = sorted(set(config.interface.components) - {"schema", "err", "cap"})
+    if unknown:
+        raise ValueError(f"config.interface.components holds {unknown}; choose from ('schema', 'err', 'cap')")
+    if config.warm_start.enabled and config.suite != "toolbox":
+        raise ValueError(
+            f"config.warm_start.enabled needs demonstrations, and config.suite={config.suite!r} has no teacher; "
+            "set config.warm_start.enabled=False"
+        )
+
+
+def at_least(config: ConfigDict, key: str, low: int) -> None:
+    if lookup(config, key) < low:
+        raise ValueError(f"config.{key}={lookup(config, key)}: must be at least {low}")
+
+
+def one_of(config: ConfigDict, key: str, allowed: tuple[str, ...]) -> None:
+    if lookup(config, key) not in allowed:
+        raise ValueError(f"config.{key}={lookup(config, key)!r} is not known; choose one of {allowed}")
+
+
+def lookup(config: ConfigDict, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = value[part]
+    return value

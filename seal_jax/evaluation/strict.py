@@ -1,0 +1,90 @@
+"""Strict evaluation: greedy, one episode a task, the bare interface. Always; there is no argument to change that."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seal_jax.diagnosis import diagnose
+from seal_jax.envs.verifier import Verifier
+from seal_jax.interface import BARE
+from seal_jax.rollout.collector import Collector
+from seal_jax.types import LABELS, Diagnosis, Task, Trajectory, Verdict
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation of one split. Success is the verifier's 0/1; the denominator is the number of tasks asked for."""
+
+    split: str
+    rewards: dict[str, float]  # task id -> 0/1
+    categories: dict[str, str]
+    trajectories: tuple[Trajectory, ...]
+    verdicts: tuple[Verdict, ...]
+    diagnoses: tuple[Diagnosis, ...]
+
+    @property
+    def success(self) -> float:
+        """Share of tasks solved."""
+        return sum(self.rewards.values()) / len(self.rewards)
+
+    @property
+    def standard_error(self) -> float:
+        """Binomial standard error of `success`."""
+        return math.sqrt(self.success * (1.0 - self.success) / len(self.rewards))
+
+    @property
+    def by_category(self) -> dict[str, float]:
+        rewards = defaultdict(list)
+        for task_id, reward in self.rewards.items():
+            rewards[self.categories[task_id]].append(reward)
+        return {c: sum(r) / len(r) for c, r in sorted(rewards.items())}
+
+    @property
+    def label_rates(self) -> dict[str, float]:
+        """Share of each label among all turns of the split."""
+        counts = Counter(name for d in self.diagnoses for name in d.names)
+        total = max(1, sum(counts.values()))
+        return {label: counts[label] / total for label in LABELS}
+
+    @property
+    def error_success(self) -> tuple[float, int]:
+        """(success, count) over the episodes in which some tool refused a call."""
+        met = [
+            v.reward
+            for v, t in zip(self.verdicts, self.trajectories, strict=True)
+            if any(r.error == "tool_error" for turn in t.turns for step in turn for r in step.results)
+        ]
+        return (sum(met) / len(met) if met else float("nan")), len(met)
+
+    @property
+    def outcomes(self) -> dict[str, tuple[str, float]]:
+        """{task id: (category, reward)}, for a paired comparison."""
+        return {i: (self.categories[i], r) for i, r in self.rewards.items()}
+
+    def metrics(self) -> dict[str, float]:
+        out = {f"eval/{self.split}/success": self.success, f"eval/{self.split}/n": float(len(self.rewards))}
+        out |= {f"eval/{self.split}/success/{c}": v for c, v in self.by_category.items()}
+        out |= {f"eval/{self.split}/label/{k}": v for k, v in self.label_rates.items() if v > 0}
+        error_success, n = self.error_success
+        return out | {f"eval/{self.split}/success_after_error": error_success, f"eval/{self.split}/n_error": float(n)}
+
+
+def evaluate(params, collector: Collector, tasks: Sequence[Task], split: str) -> Evaluation:
+    """Plays every task once, greedily, without any cue, and verifies and diagnoses it."""
+    if not tasks:
+        raise ValueError(f"evaluation split {split!r} of suite {collector.suite.name!r} has no tasks")
+    groups = collector.collect(params, tasks, BARE, rollouts=1, round=-1, temperature=0.0)
+    verifier = Verifier(collector.suite)
+    trajectories = tuple(g[0] for g in groups)
+    verdicts = tuple(verifier.verify_trajectory(task, t) for task, t in zip(tasks, trajectories, strict=True))
+    return Evaluation(
+        split=split,
+        rewards={task.id: v.reward for task, v in zip(tasks, verdicts, strict=True)},
+        categories={task.id: task.category for task in tasks},
+        trajectories=trajectories,
+        verdicts=verdicts,
+        diagnoses=tuple(diagnose(v) for v in verdicts),
+    )

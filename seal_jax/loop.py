@@ -1,0 +1,94 @@
+"""SEAL's closed loop (arXiv 2605.24426, Algorithm 1), top to bottom.
+
+Task --Ω_t--> rollouts --verifier--> rewards --diagnosis Ψ--> labels --+--> profile C_t --Evolve--> Ω_{t+1}
+                                                                       +--> weights w --update--> θ_{t+1}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from seal_jax.diagnosis import diagnose
+from seal_jax.evaluation.strict import Evaluation, evaluate
+from seal_jax.interface import evolve
+from seal_jax.learner.batch import make_batch
+from seal_jax.run import Run
+
+
+def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Runs (or resumes) a whole job and returns its summary."""
+    with Run(config, workdir) as run:
+        if run.round == 0:
+            report(run, "before")
+        while run.round < config.rounds:
+            seal_round(run)
+            if config.eval.every and run.round % config.eval.every == 0:
+                run.validated(run_evaluation(run, "val"))
+            run.save()
+        run.take_best()
+        report(run, "after")
+        return run.finish()
+
+
+def seal_round(run: Run) -> None:
+    """One round: act under Ω_t, verify, diagnose, update the policy, evolve the interface."""
+    config, t, interface = run.config, run.round + 1, run.interface
+    tasks = next(run.batches)
+
+    # Act: G rollouts of each task; a share of each group's rows sees the cues of Ω_t.
+    with run.timer.phase("rollout"):
+        groups = run.collector.collect(
+            run.learner.params,
+            tasks,
+            interface,
+            rollouts=config.rollouts,
+            round=t,
+            exposure=config.interface.exposure,
+            temperature=config.temperature,
+            stop_failed_turns=config.stop_failed_turns,
+        )
+
+    # Verify and diagnose: the tools run again on clean instances; each turn gets one label and its evidence.
+    with run.timer.phase("diagnosis"):
+        verdicts = [[run.verifier.verify_trajectory(task, x) for x in g] for task, g in zip(tasks, groups, strict=True)]
+        diagnoses = [[diagnose(v) for v in group] for group in verdicts]
+        rewards = [[v.reward for v in group] for group in verdicts]
+
+    # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
+    with run.timer.phase("update"):
+        strip = "positive" if config.interface.strip_in_update else "none"
+        batch = make_batch(groups, rewards, diagnoses, buckets=run.learner.buckets, strip=strip)
+        learned = run.learner.update(batch, round=t, utility_z=run.utility(verdicts))
+
+    # Evolve Ω: the profile is counted on rows that saw no cue, whenever there are any.
+    run.profile = run.profiled(tasks, groups, diagnoses)
+    if config.interface.closed_loop or t == 1:
+        run.interface = evolve(interface, run.profile)
+
+    run.round = t
+    run.record(interface, groups, verdicts, diagnoses, learned)
+
+
+def run_evaluation(run: Run, split: str) -> Evaluation:
+    """Strict evaluation of the current policy on a split: greedy, bare interface."""
+    with run.timer.phase("evaluation"):
+        result = evaluate(run.learner.params, run.evaluator, run.eval_tasks[split], split)
+    run.record_evaluation(result)
+    return result
+
+
+def report(run: Run, when: str) -> None:
+    """Evaluates the reported splits, which no decision of the run depends on."""
+    for split in ("test", "ood"):
+        if run.eval_tasks[split]:
+            run.reported(when, run_evaluation(run, split))
+
+
+def evaluate_only(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+    """Strict evaluation of the latest checkpoint, or of the starting policy of a fresh workdir."""
+    with Run(config, workdir) as run:
+        report(run, "after")
+        return run.finish()

@@ -1,0 +1,55 @@
+"""The command line of seal_jax.
+
+    python -m seal_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
+
+Trains with the settings of a recipe, writes everything to the workdir, and resumes by itself when the workdir already
+holds a run of the same config. Any setting can be changed on the command line: --config.rounds=20. A recipe may take
+an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The recipe, e.g. configs/quickstart.py", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if it exists.")
+_MODE = flags.DEFINE_enum(
+    "mode",
+    "train",
+    ["train", "eval"],
+    "train: run (or resume) the closed loop, with strict evaluation before and after. "
+    "eval: strict evaluation of the workdir's latest checkpoint (or of the starting policy when there is none).",
+)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
+    # Imported late, so that --help and a misspelt flag answer at once.
+    from seal_jax.config import validate
+    from seal_jax.loop import evaluate_only, train
+
+    try:
+        validate(_CONFIG.value)
+        run = {"train": train, "eval": evaluate_only}[_MODE.value]
+        run(_CONFIG.value, Path(_WORKDIR.value))
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if flags.FLAGS.showtraceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run() -> None:
+    """Entry point of the `seal-jax` command."""
+    flags.DEFINE_bool("showtraceback", False, "Show the whole traceback of a configuration error.")
+    flags.mark_flags_as_required(["config", "workdir"])
+    app.run(main)
+
+
+if __name__ == "__main__":
+    run()

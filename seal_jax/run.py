@@ -1,0 +1,255 @@
+"""One run: its parts, its state, and its record on disk. `loop.py` says what happens; this says where it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from ml_collections import ConfigDict
+
+from seal_jax import assembly
+from seal_jax.checkpoints import Checkpoints, check_workdir
+from seal_jax.data import task_batches
+from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
+from seal_jax.envs.verifier import Verifier
+from seal_jax.evaluation.strict import Evaluation
+from seal_jax.interface import Interface, initial
+from seal_jax.learner.batch import has_cues
+from seal_jax.learner.utility import DynamicWeights, utility_vector
+from seal_jax.provenance import describe, provenance
+from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
+from seal_jax.telemetry.compare import compare
+from seal_jax.telemetry.figures import draw
+from seal_jax.telemetry.progress import Progress, closing_table
+from seal_jax.types import Diagnosis, Task, Trajectory, Verdict
+
+#: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
+FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh")
+
+
+class Run:
+    """Builds everything from the config, restores the newest checkpoint, and writes the record.
+
+    The state that changes from round to round, all of it in the checkpoint: the learner's parameters and optimiser,
+    `round` (finished rounds), the position of `batches`, `interface` (Ω), `profile` (C), `weights` (dynamic ρ), and the
+    outcomes of the evaluations before training.
+    """
+
+    def __init__(self, config: ConfigDict, workdir: Path):
+        self.config, self.workdir = config, workdir
+        known = check_workdir(workdir, config.to_dict(), free=FREE)
+        self.timer = PhaseTimer()
+        self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+        self.round = self.checkpoints.latest() or 0
+        self.recorder = RunRecorder(
+            workdir,
+            first_round=self.round + 1 if known and self.checkpoints.latest() is not None else 0,
+            trajectories_per_round=config.trajectories_logged,
+            enabled=jax.process_index() == 0,
+            wall=self.timer.wall,
+        )
+        started = provenance(seed=config.seed, config=config.to_dict())
+        self.recorder.provenance(started)
+        logging.info("%s", describe(started))
+
+        mesh = assembly.build_mesh(config)
+        self.suite = assembly.build_suite(config)
+        self.verifier = Verifier(self.suite)
+        self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", "test", "ood")}
+        train_tasks = self.suite.tasks("train") if config.rounds else ()
+        self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed) if config.rounds else iter(())
+        policy = assembly.starting_policy(config, workdir, mesh, self.timer)
+        self.policy_metrics = policy.metrics
+        everything = [*train_tasks, *(t for tasks in self.eval_tasks.values() for t in tasks)]
+        with self.timer.phase("prompt check"):
+            assembly.check_prompts(config, everything, assembly.get_format(config.chat), policy.tokenizer)
+        build = assembly.build_collector
+        groups = config.buckets.groups[-1]
+        self.collector = build(config, policy, self.suite, mesh, self.timer, groups_per_wave=groups)
+        self.evaluator = self.collector
+        self.tokenizer = policy.tokenizer
+        self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in everything))
+
+        self.interface: Interface = initial(assembly.interface_settings(config))
+        self.profile = Profile()
+        self.weights = DynamicWeights(w_min=config.loss.w_min, w_max=config.loss.w_max)
+        self.before: dict[str, dict[str, tuple[str, float]]] = {}
+        self.after: dict[str, dict[str, tuple[str, float]]] = {}
+        self._score: float | None = None  # of this round's validation
+        if self.checkpoints.latest() is not None:
+            self._restore()
+        self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
+        if self.round:
+            self.progress.message(f"resumed from {workdir} after round {self.round}")
+
+    # --- the state -----------------------------------------------------------------------------------------------
+    def save(self, *, force: bool = False) -> None:
+        """Saves the round if it is due, was validated, or is the last one."""
+        c = self.config
+        due = self.round % c.checkpoint.every == 0 or self.round == c.rounds or self._score is not None
+        if not (due or force):
+            return
+        with self.timer.phase("checkpoint"):
+            self.checkpoints.save(self.round, self.learner.state, self._host_state(), score=self._score)
+        self._score = None
+
+    def _host_state(self) -> dict[str, Any]:
+        return {
+            "batches": self.batches.get_state(),
+            "interface": self.interface.to_dict(),
+            "profile": self.profile.to_dict(),
+            "weights": self.weights.to_dict(),
+            "before": self.before,
+            "timer": self.timer.state(),
+        }
+
+    def _restore(self) -> None:
+        self.learner.state, host = self.checkpoints.restore(self.learner.state)
+        if self.config.rounds:
+            self.batches.set_state(host["batches"])
+        self.interface = Interface.from_dict(host["interface"])
+        self.profile = Profile.from_dict(host["profile"])
+        self.weights = DynamicWeights.from_dict(host["weights"])
+        self.before = {s: {k: (c, r) for k, (c, r) in o.items()} for s, o in host["before"].items()}
+        self.timer.load(host["timer"])
+
+    def take_best(self) -> None:
+        """Puts the best validated round's parameters in place for the report; without validation the last ones stay."""
+        best = self.checkpoints.best
+        if best is not None and best.round != self.round:
+            self.learner.state, _ = self.checkpoints.restore(self.learner.state, "best")
+            self.progress.message(f"reporting round {best.round}, the best on validation ({best.score:.1%})")
+
+    # --- what the loop asks ----------------------------------------------------------------------------------------
+    def utility(self, verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
+        """ρ for this round's update, [Z] float32: static, or (release) moved by this round's tags first."""
+        if self.config.loss.reweight != "release":
+            return utility_vector(self.config.loss.utility.to_dict())
+        rows = [v for group in verdicts for v in group]
+        tags = [[TAG_TO_LABEL[tag] for tag in release_labels(v)] for v in rows]
+        self.weights = self.weights.observe(tags, [v.reward for v in rows])
+        return self.weights.vector()
+
+    def profiled(
+        self,
+        tasks: Sequence[Task],
+        groups: Sequence[Sequence[Trajectory]],
+        diagnoses: Sequence[Sequence[Diagnosis]],
+    ) -> Profile:
+        """C_{t+1}, counted from bare rows whenever there are any: cued rows report mastery that is not there."""
+        rows = [
+            (d, task.category, x.cued)
+            for task, group, labels in zip(tasks, groups, diagnoses, strict=True)
+            for x, d in zip(group, labels, strict=True)
+        ]
+        bare = [r for r in rows if not r[2]]
+        counted = count([r[0] for r in bare or rows], [r[1] for r in bare or rows])
+        return self.profile.update(counted, self.config.interface.profile_rate, rows="bare" if bare else "cued")
+
+    # --- the record --------------------------------------------------------------------------------------------------
+    def record(
+        self,
+        interface: Interface,
+        groups: Sequence[Sequence[Trajectory]],
+        verdicts: Sequence[Sequence[Verdict]],
+        diagnoses: Sequence[Sequence[Diagnosis]],
+        learned: dict[str, float],
+    ) -> None:
+        """Everything about the round that just ended, under the names of `seal_jax.telemetry`."""
+        rows = [
+            (x, v, d)
+            for group, vs, ds in zip(groups, verdicts, diagnoses, strict=True)
+            for x, v, d in zip(group, vs, ds, strict=True)
+        ]
+        values = round_metrics(rows) | learned
+        values |= {f"profile/{k}": v for k, v in self.profile.latest_rates.items()}
+        values |= {f"profile_ema/{k}": v for k, v in self.profile.rates.items()}
+        values |= {f"time/{k}": v for k, v in self.timer.lap().items()}
+        values |= {"count/compilations": self.compilations, "memory/peak_mib": peak_rss_mib()}
+        self.recorder.record(self.round, values, cues=interface.active)
+        self.recorder.interface(self.round, interface.describe(), self.profile.to_dict())
+        self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
+        self.progress.round(self.round, values, interface.active)
+
+    def record_evaluation(self, result: Evaluation) -> None:
+        self.recorder.record(self.round, result.metrics(), kind="eval")
+        rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
+        self.recorder.trajectories(self.round, rows, kind=result.split, decode=self.tokenizer.decode)
+        self.progress.evaluation(result.split, result.metrics(), self.round)
+
+    def validated(self, result: Evaluation) -> None:
+        self._score = result.success
+
+    def reported(self, when: str, result: Evaluation) -> None:
+        getattr(self, when)[result.split] = result.outcomes
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled by the rollout engine and the learner so far in this process."""
+        return self.collector.engine.compilations + sum(self.learner.compilations.values())
+
+    def finish(self) -> dict[str, Any]:
+        """Closes the display, draws the figures, writes and prints the summary."""
+        self.progress.close()
+        splits = [s for s in self.after if s in self.before]
+        comparisons = {s: compare(self.before[s], self.after[s]) for s in splits}
+        summary = {
+            "round": self.round,
+            "evaluations": {s: _mean(o) for s, o in self.after.items()},
+            "before": {s: _mean(o) for s, o in self.before.items()},
+            "seconds": {"wall": self.timer.wall(), **self.timer.totals},
+            "shares": self.timer.shares(),
+            "compilations": self.compilations,
+            "peak_mib": peak_rss_mib(),
+            **self.policy_metrics,
+        }
+        self.recorder.summary(summary)
+        figures = draw(self.workdir) if self.round else []
+        self.progress.console.print(
+            closing_table(
+                comparisons,
+                shares=self.timer.shares(),
+                wall_s=self.timer.wall(),
+                compilations=self.compilations,
+                peak_mib=peak_rss_mib(),
+                notes=[f"figures: {self.workdir / 'figures'}"] if figures else [],
+            )
+        )
+        return summary
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.close()
+        self.recorder.close()
+        self.checkpoints.close()
+
+
+def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict[str, float]:
+    """What a round's training rows were like; shares in 0..1, NaN where there are no such rows."""
+    steps = [step for x, _, _ in rows for turn in x.turns for step in turn]
+
+    def success(chosen: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> float:
+        return sum(v.reward for _, v, _ in chosen) / len(chosen) if chosen else float("nan")
+
+    out = {"train/success": success(rows)}
+    for category in sorted({x.category for x, _, _ in rows}):
+        out[f"train/success/{category}"] = success([r for r in rows if r[0].category == category])
+    out["train/success_bare"] = success([r for r in rows if not r[0].cued])
+    out["train/success_cued"] = success([r for r in rows if r[0].cued])
+    out["train/rows_with_cues"] = sum(has_cues(x) for x, _, _ in rows) / len(rows)
+    out["train/truncated"] = sum(x.stop == "truncated" for x, _, _ in rows) / len(rows)
+    out["train/parse_errors"] = sum(s.error is not None for s in steps) / max(1, len(steps))
+    out["train/turns"] = sum(len(x.turns) for x, _, _ in rows) / len(rows)
+    out["train/suffix_tokens"] = sum(len(x.suffix_ids) for x, _, _ in rows) / len(rows)
+    out["train/sampled_tokens"] = float(sum(x.n_sampled for x, _, _ in rows))
+    return out
+
+
+def _mean(outcomes: dict[str, tuple[str, float]]) -> float:
+    return sum(r for _, r in outcomes.values()) / len(outcomes)

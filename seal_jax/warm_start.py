@@ -1,0 +1,125 @@
+"""The supervised start of a policy with random weights: a tokenizer trained in place, then a teacher cloned.
+
+The teacher plays demonstration tasks (from seeds that no split holds) through the same episode machine as the policy,
+so a demonstration has the very tokens that the policy will meet. Some are played with cues, so that cues can be read.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+from absl import logging
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from seal_jax.assembly import Policy, interface_settings
+from seal_jax.chat.formats import ChatFormat, get_format
+from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
+from seal_jax.envs.base import make_suite
+from seal_jax.envs.toolbox.play import corpus
+from seal_jax.envs.toolbox.teacher import Demo, Habits, View, demonstrations
+from seal_jax.interface import BARE, Interface, InterfaceSettings, full
+from seal_jax.learner.batch import Buckets
+from seal_jax.learner.sft import SftSettings, sft_train
+from seal_jax.policy.config import PolicyConfig
+from seal_jax.policy.model import init_params
+from seal_jax.rollout.episode import Episode, Limits, render_prompt
+from seal_jax.telemetry.timing import PhaseTimer
+from seal_jax.types import Call, CallResult, ErrorKind, ParseError, Trajectory
+
+
+def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None, timer: PhaseTimer) -> Policy:
+    """Trains a tokenizer and, if config.warm_start.enabled, clones the teacher into a fresh policy."""
+    chat, ws, settings = get_format(config.chat), config.warm_start, interface_settings(config)
+    with timer.phase("tokenizer"):
+        texts = [*corpus(chat, seed=config.seed), *cue_texts(settings, config.seed)]
+        tokenizer = train_tokenizer(
+            texts,
+            vocab_size=config.policy.vocab_size,
+            special_tokens=chat.special_tokens,
+            scaffold=chat.scaffold,
+        )
+    policy = PolicyConfig.tiny(tokenizer.vocab_size, **overrides)
+    params = init_params(policy, config.seed, mesh)
+    if not ws.enabled:
+        return Policy(policy, params, tokenizer, {})
+
+    limits = Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict())
+    with timer.phase("demonstrations"):
+        rng = random.Random(f"warm-start/{config.seed}")
+        habits, avoid = Habits(**ws.habits.to_dict()), make_suite(config.suite, **config.suite_options).user_texts
+        chosen = demonstrations(config.seed, ws.demos, habits, fixed_share=ws.fixed_share, avoid=avoid)
+        demos = [
+            play_demonstration(demo, chat, tokenizer, limits, random_interface(settings, rng, ws.cued_share))
+            for demo in chosen
+        ]
+    with timer.phase("warm_start"):
+        params, metrics = sft_train(
+            policy,
+            params,
+            demos,
+            SftSettings(
+                epochs=ws.epochs,
+                rows_per_step=ws.rows_per_step,
+                learning_rate=ws.learning_rate,
+                other_weight=ws.other_weight,
+                seed=config.seed,
+            ),
+            buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix)),
+            mesh=mesh,
+            progress=lambda step, total, m: logging.info("warm start %d/%d: nll %.3f", step, total, m["nll"]),
+        )
+    return Policy(policy, params, tokenizer, {f"warm_start/{k}": v for k, v in metrics.items()})
+
+
+def play_demonstration(
+    demo: Demo, chat: ChatFormat, tokenizer: Tokenizer, limits: Limits, interface: Interface
+) -> Trajectory:
+    """The teacher's episode as a trajectory; its messages stand as "sampled", with log-prob 0."""
+    episode = Episode(
+        demo.task,
+        demo.suite.open(demo.task),
+        chat,
+        tokenizer,
+        interface,
+        limits,
+        prompt_ids=render_prompt(demo.task, chat, tokenizer, interface),
+        cued=bool(interface.active),
+    )
+    noted = "spurious_tool_call" in interface.active and bool(interface.note(demo.task.tools))
+    while not episode.done:
+        before = len(episode.segments)
+        episode.take_pending()
+        last = episode.last_step
+        cued = last is not None and any(s.source == "cue" for s in episode.segments[before:])
+        view = View(episode.turn, last.results if last is not None else (), cued, noted)
+        reply = demo.teacher.reply(view)
+        text = chat.calls(reply.calls) if reply.calls else reply.text
+        ids = tokenizer.encode(text + chat.stop_tokens[0])
+        episode.receive(ids, (0.0,) * len(ids))
+    return episode.trajectory()
+
+
+def random_interface(settings: InterfaceSettings, rng: random.Random, share: float) -> Interface:
+    """Bare, or (with probability `share`) some random cues, so that the policy learns to read any of them."""
+    usable = full(settings).active
+    most = min(len(usable), settings.max_cues)
+    if most == 0 or rng.random() >= share:
+        return BARE
+    return Interface(active=tuple(rng.sample(usable, rng.randint(1, most))), settings=settings)
+
+
+def cue_texts(settings: InterfaceSettings, seed: int) -> list[str]:
+    """Text with every cue in it, so that the tokenizer has their words."""
+    everything = full(settings)
+    texts = []
+    for demo in demonstrations(seed, 40):
+        tools = demo.task.tools
+        call = Call(tools[0]["name"])
+        errors: list[CallResult | ParseError] = [
+            ParseError(kind, "") for kind in ("json", "unknown_tool", "unavailable_tool")
+        ]
+        errors += [CallResult(call, "", kind, "id") for kind in get_args(ErrorKind)]
+        texts += [everything.note(tools), *(everything.feedback(e, tools) for e in errors)]
+    return texts
