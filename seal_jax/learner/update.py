@@ -1,7 +1,7 @@
 """The update: a few optimiser steps over one round's batch, each accumulated over micro-batches of whole groups.
 
 Three jitted functions do the work: `score` (log-probs without gradient), `accumulate` (adds one micro-batch's
-gradient) and `apply` (one optimiser step; the train state and the gradients are donated). They are compiled once per
+gradient; the sum is donated) and `apply` (one optimiser step; the train state is donated). They are compiled once per
 bucket pair and counted; settings, learning rate and utility never recompile them.
 """
 
@@ -82,6 +82,11 @@ def own_buffers(tree: Any, *others: Any) -> Any:
         return leaf
 
     return jax.tree.map(own, tree)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """The float32 L2 norm of all leaves together."""
+    return jnp.sqrt(sum(jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)))
 
 
 def check_masters(params: Params) -> None:
@@ -172,9 +177,9 @@ class Learner:
             out_shardings=(of_params, None),
         )
         self._mass = jax.jit(self._counted("weight_mass", partial(_mass, self.loss)))
-        self._norm = jax.jit(self._counted("norm", optax.global_norm))
+        self._norm = jax.jit(self._counted("norm", global_norm))
         self._apply = jax.jit(
-            self._counted("apply", partial(_apply, self._tx)), donate_argnums=(0, 1), out_shardings=(shardings, None)
+            self._counted("apply", partial(_apply, self._tx)), donate_argnums=0, out_shardings=(shardings, None)
         )
 
     def _counted(self, name: str, function: Callable) -> Callable:
@@ -324,5 +329,5 @@ def _mass(settings, micro, whole, utility_z):
 def _apply(tx, state, gradients):
     updates, opt_state = tx.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    norms = {"norm/update": optax.global_norm(updates), "norm/params": optax.global_norm(params)}
+    norms = {"norm/update": global_norm(updates), "norm/params": global_norm(params)}
     return TrainState(params, opt_state, state.step + 1), norms

@@ -15,7 +15,7 @@ from seal_jax.learner.metrics import merge_metrics, metric_values
 from seal_jax.learner.utility import PAPER_UTILITY, RELEASE_UTILITY, utility_vector
 from seal_jax.types import LABEL_ID, LABELS
 
-from .toys import numpy_loss, random_batch
+from .toys import numpy_loss, pad, padded, random_batch
 
 RHO = utility_vector()
 
@@ -27,8 +27,10 @@ _JITTED = jax.jit(_EAGER, static_argnums=2)
 
 def value_and_grad(logp, batch, settings, rho=RHO, whole=None, run=_EAGER):
     whole = denominators(batch) if whole is None else whole
-    (value, metrics), grad = run(jnp.asarray(logp, jnp.float32), batch, settings, whole, np.asarray(rho, np.float32))
-    return float(value), np.asarray(grad), metric_values(merge_metrics([jax.device_get(metrics)]))
+    b, g, s = np.shape(logp)
+    logp = jnp.asarray(pad(np.asarray(logp, np.float32), "bgs", np.nan))
+    (value, metrics), grad = run(logp, padded(batch), settings, whole, np.asarray(rho, np.float32))
+    return float(value), np.asarray(grad)[:b, :g, :s], metric_values(merge_metrics([jax.device_get(metrics)]))
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
@@ -65,18 +67,18 @@ def test_none_is_plain_grpo_bit_for_bit():
         s = LossSettings(reweight=mode)
         other, other_grad, _ = value_and_grad(logp, batch, s, rho=np.ones(len(LABELS)))
         assert other == value and (other_grad == grad).all()
-        jitted, jitted_grad, _ = value_and_grad(logp, batch, s, rho=np.ones(len(LABELS)), run=_JITTED)
-        assert abs(jitted - value) < 1e-6
-        np.testing.assert_allclose(jitted_grad, grad, atol=1e-6)
+    jitted, jitted_grad, _ = value_and_grad(logp, batch, s, rho=np.ones(len(LABELS)), run=_JITTED)
+    assert abs(jitted - value) < 1e-6
+    np.testing.assert_allclose(jitted_grad, grad, atol=1e-6)
 
 
 def test_weights_are_not_in_the_plain_loss():
     """reweight="none" never reads the labels or the utility."""
     logp, batch = random_batch(3)
-    value, _ = seal_loss(jnp.asarray(logp), batch, LossSettings(), denominators(batch), None)
+    value, grad, _ = value_and_grad(logp, batch, LossSettings())
     odd = batch.replace(labels_bgt=np.full_like(batch.labels_bgt, 7))
-    other, _ = seal_loss(jnp.asarray(logp), odd, LossSettings(), denominators(batch), jnp.full(len(LABELS), jnp.nan))
-    assert float(value) == float(other)
+    other, other_grad, _ = value_and_grad(logp, odd, LossSettings(), rho=np.full(len(LABELS), np.nan))
+    assert value == other and (grad == other_grad).all()
     with pytest.raises(ValueError, match="needs utility_z"):
         seal_loss(jnp.asarray(logp), batch, LossSettings(reweight="paper"), denominators(batch), None)
 

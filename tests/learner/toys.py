@@ -1,4 +1,4 @@
-"""Small things the learner's tests share: hand-made trajectories, a model of a few numbers, a numpy loop of the loss."""
+"""What the learner's tests share: hand-made trajectories, a model of a few numbers, a numpy loop of the loss."""
 
 from __future__ import annotations
 
@@ -94,6 +94,20 @@ def random_batch(seed: int = 0, B: int = 4, G: int = 4, S: int = 9, turns: int =
         reward_mask_bg=np.ones((B, G), bool),
     )
     return logp, batch
+
+
+SIZES = {"b": 4, "p": 4, "g": 8, "s": 10, "t": 4}
+
+
+def pad(array, letters: str, fill):
+    """Grows an array to `SIZES`, so that all tests of the loss share one compiled shape; the filling is poison."""
+    array = np.asarray(array)
+    return np.pad(array, [(0, SIZES[x] - n) for x, n in zip(letters, array.shape, strict=True)], constant_values=fill)
+
+
+def padded(batch: Batch) -> Batch:
+    fills = {np.dtype(bool): False, np.dtype(np.int32): -1, np.dtype(np.float32): np.nan}
+    return Batch(**{k: pad(v, k.rsplit("_", 1)[1], fills[v.dtype]) for k, v in vars(batch).items()})
 
 
 def numpy_loss(logp, batch: Batch, s, rho) -> tuple[float, np.ndarray]:
