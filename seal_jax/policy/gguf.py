@@ -7,7 +7,8 @@ in an order of its own (rotary pairs side by side); those of qwen2 and qwen3 it 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from seal_jax.gguf_header import GGUFHeader, TensorInfo, read_gguf_header
 from seal_jax.policy import weights
 from seal_jax.policy.config import Llama3Rope, Params, PolicyConfig
+from seal_jax.policy.model import rope_inverse_frequencies
 
 _TOP = {"embed_vd": "token_embd.weight", "final_norm_d": "output_norm.weight", "head_dv": "output.weight"}
 _BLOCK = {
@@ -146,8 +148,8 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
         "qk_norm": arch == "qwen3",
         "max_position": need("context_length"),
     }
-    fields["rope_scaling"] = _rope_scaling(header, get, fields["rope_theta"], head_dim)
-    return PolicyConfig(**{**fields, **overrides})
+    config = PolicyConfig(**{**fields, **overrides})
+    return config if "rope_scaling" in overrides else _with_rope_scaling(header, config, get)
 
 
 def _float(value: float) -> float:
@@ -242,57 +244,45 @@ def _unpermute(rows: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 # --- rope scaling ---
-def _rope_scaling(header: GGUFHeader, get: Any, theta: float, head_dim: int) -> Llama3Rope | None:
+def _with_rope_scaling(header: GGUFHeader, config: PolicyConfig, get: Callable[..., Any]) -> PolicyConfig:
+    """The config with the scaling that the metadata or the factor tensor describes."""
     name = header.path.name
     kind = get("rope.scaling.type", "none")
     original = get("rope.scaling.original_context_length")
     if kind == "llama3":
-        numbers = (
-            get("rope.scaling.factor"),
-            get("rope.scaling.low_freq_factor", 1.0),
-            get("rope.scaling.high_freq_factor", 4.0),
-        )
-        if numbers[0] is None or original is None:
+        factor = get("rope.scaling.factor")
+        if factor is None or original is None:
             raise ValueError(f"{name}: rope.scaling.type is llama3 but factor or original_context_length is missing")
-        return Llama3Rope(*map(_float, numbers), original)
+        low, high = get("rope.scaling.low_freq_factor", 1.0), get("rope.scaling.high_freq_factor", 4.0)
+        return replace(config, rope_scaling=Llama3Rope(_float(factor), _float(low), _float(high), original))
     if kind != "none" and not (kind == "linear" and get("rope.scaling.factor", 1.0) == 1.0):
         raise ValueError(f"{name}: rope scaling of type {kind!r} is not supported; use a checkpoint without it")
     if _ROPE_FREQS not in header.tensors:
-        return None
-    _check(header, _ROPE_FREQS, (head_dim // 2,), header.path.stat().st_size)
+        return config
+    _check(header, _ROPE_FREQS, (config.head_dim // 2,), header.path.stat().st_size)
     factors = _values(np.memmap(header.path, np.uint8, mode="r"), header.tensors[_ROPE_FREQS]).astype(np.float64)
     if np.allclose(factors, 1.0):
-        return None
-    found = _fit_llama3(factors, theta, original)
-    if found is None:
-        raise ValueError(f"{name}: {_ROPE_FREQS} does not follow Llama 3's rule, so it is not supported")
-    return found
+        return config
+    plain = rope_inverse_frequencies(config)
+    for guess in _llama3_guesses(factors, plain, original):
+        scaled = replace(config, rope_scaling=guess)
+        if np.allclose(plain / rope_inverse_frequencies(scaled), factors, rtol=1e-4):
+            return scaled
+    raise ValueError(f"{name}: {_ROPE_FREQS} does not follow Llama 3's rule, so it is not supported")
 
 
-def llama3_factors(rope: Llama3Rope, theta: float, head_dim: int) -> np.ndarray:
-    """What each of the head_dim / 2 frequencies is divided by (float64)."""
-    turns = rope.original_max_position * theta ** (-np.arange(0, head_dim, 2) / head_dim) / (2 * np.pi)
-    keep = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
-    return 1.0 / ((1.0 - keep) / rope.factor + keep)
+def _llama3_guesses(factors: np.ndarray, inv_freq: np.ndarray, original: int | None) -> list[Llama3Rope]:
+    """Scalings that may have given these factors: GGUF keeps what each frequency is divided by, not the four numbers.
 
-
-def _fit_llama3(factors: np.ndarray, theta: float, original: int | None) -> Llama3Rope | None:
-    """The scaling that gives these factors. GGUF keeps the factors only, not the four numbers they came from.
-
-    The rule depends on the ratios of the other three numbers alone, so low_freq_factor = 1 loses nothing.
+    The rule depends on the ratios of the other three numbers alone, so low_freq_factor = 1 loses nothing. Within the
+    ramp, 1 / factor is linear in the frequency; the line gives the ratios.
     """
-    head_dim = 2 * len(factors)
     factor = _float(float(factors.max()))
-    guesses = [(1.0, 4.0, n) for n in (original, 8192) if n is not None]
+    guesses = [Llama3Rope(factor, 1.0, 4.0, n) for n in (original, 8192) if n is not None]
     ramp = (factors > 1 + 1e-4) & (factors < factor * (1 - 1e-4))
     if ramp.sum() >= 2:
         keep = (1 / factors[ramp] - 1 / factor) / (1 - 1 / factor)
-        turns_per_token = theta ** (-np.arange(0, head_dim, 2)[ramp] / head_dim) / (2 * np.pi)
-        slope, intercept = np.polyfit(turns_per_token, keep, 1)
+        slope, intercept = np.polyfit(inv_freq[ramp] / (2 * np.pi), keep, 1)
         if intercept < 0 < slope:
-            guesses.append((1.0, round(1 - 1 / intercept, 3), round(-slope / intercept)))
-    for low, high, length in guesses:
-        rope = Llama3Rope(factor, low, high, length)
-        if np.allclose(llama3_factors(rope, theta, head_dim), factors, rtol=1e-4):
-            return rope
-    return None
+            guesses.append(Llama3Rope(factor, 1.0, round(1 - 1 / intercept, 3), round(-slope / intercept)))
+    return guesses

@@ -28,7 +28,7 @@ SPECIAL = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<tool_call>", 
 SCAFFOLD = ('{"name": "', '", "arguments": {"', '"}}', "true", "null")
 TEXTS = [
     "Please send 30 credits from Anna to Bob.",
-    '<|assistant|><tool_call>{"name": "send", "arguments": {"source": "Anna", "target": "Bob", "amount": 3}}</tool_call>',
+    '<|assistant|><tool_call>{"name": "send", "arguments": {"source": "Anna", "target": "Bob", "amount": 3}}',
     "find(name: str) - look up an id by name; send(source: str, target: str, amount: int) - move credits",
     "Which lamp is on? The lamp of Anna is on, the untrue one is off.",
 ] * 5
