@@ -142,7 +142,7 @@ def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
     """{method name: instance name} of every public method; two instances must not offer the same name."""
     tools: dict[str, str] = {}
     for instance_name, instance in instances.items():
-        for name in _public_methods(type(instance)):
+        for name in _public_methods(type(instance)):  # type: ignore[arg-type]  # mypy: a class is hashable
             if name in tools:
                 raise ValueError(f"tool {name!r} is offered by both {tools[name]!r} and {instance_name!r}; rename one")
             tools[name] = instance_name

@@ -4,9 +4,9 @@ In the main thread an interval timer (SIGALRM) raises inside the call; it also i
 Elsewhere Python has no signals, so the call runs on a short-lived thread into which the limit is raised as an
 asynchronous exception, which takes effect at the next Python instruction.
 
-What no limit in one process can do is stop a single long operation in C, such as `2 ** 10**9`, or a loop that swallows
-every exception. Tools that could be asked for the former need a guard that looks at the arguments first
-(`InstanceWorld(guards=...)`).
+What no limit in one process can do is stop a single long operation in C, such as `2 ** 10**9` or the JSON text of
+lists that hold one another 2**60 times over, or a loop that swallows every exception. Tools that could be asked for the
+former need a guard that looks at the arguments first (`InstanceWorld(guards=...)`).
 """
 
 from __future__ import annotations

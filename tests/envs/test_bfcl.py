@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import threading
 from collections import Counter
 
@@ -263,6 +264,52 @@ def test_perturbed_references_judge_as_officially(suite, official, perturb, n_va
     assert (valid.total(), played) == (n_valid, n_tasks)
     if perturb is acts_early_and_repeats:
         assert +valid == {"miss_func": 145, "miss_param": 128}
+
+
+def spoiled(programs, rng: random.Random) -> Turns:
+    """Reference programs with slips: calls dropped, doubled, moved, misnamed, arguments lost, mistyped, added."""
+    pool = [call for program in programs for call in program]
+    turns: Turns = []
+    for program in programs:
+        calls = list(program)
+        for _ in range(rng.choice((0, 0, 1, 1, 2))):
+            at = rng.randrange(len(calls)) if calls else None
+            slip = rng.choice(("drop", "double", "insert", "shuffle", "argument", "name"))
+            if slip == "insert":
+                calls.insert(at or 0, rng.choice(pool))
+            elif slip == "shuffle":
+                rng.shuffle(calls)
+            elif at is None:
+                continue
+            elif slip == "drop":
+                calls.pop(at)
+            elif slip == "double":
+                calls.insert(at, calls[at])
+            elif slip == "name":
+                calls[at] = Call(f"no_{calls[at].name}", calls[at].arguments)
+            elif calls[at].arguments:
+                arguments = dict(calls[at].arguments)
+                name = rng.choice(sorted(arguments))
+                value = rng.choice((0, "x", None, [1], {"k": 1}, -1.5, True, str(arguments[name])))
+                arguments |= {name: value} if rng.random() < 0.6 else {"extra": 1}
+                if rng.random() < 0.3:
+                    del arguments[name]
+                calls[at] = Call(calls[at].name, arguments, calls[at].positional)
+        cut = rng.randrange(len(calls) + 1)
+        turns.append([step for step in (tuple(calls[:cut]), tuple(calls[cut:])) if step])
+    return turns
+
+
+@pytest.mark.parametrize("rounds, stride", [(1, 8), pytest.param(3, 1, marks=pytest.mark.slow)])
+def test_randomly_spoiled_references_judge_as_officially(suite, official, rounds, stride):
+    verifier, rng, reasons = Verifier(suite), random.Random(0), Counter()
+    for _ in range(rounds):
+        for task in suite.tasks("all")[::stride]:
+            turns = spoiled(suite.reference(task), rng)
+            reason = verifier.verify(task, turns).reason
+            assert reason == official(task, turns), (task.id, turns)
+            reasons[reason] += 1
+    assert min(reasons[r] for r in ("valid", "empty_turn", "state_mismatch", "response_mismatch")) > 5
 
 
 def test_fewer_turns_are_force_terminated_but_a_full_last_turn_is_graded(suite, official):
