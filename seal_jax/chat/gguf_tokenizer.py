@@ -92,6 +92,7 @@ def _build(header: GGUFHeader, tokens: list[str], types: list[int]) -> Backend:
     merges = [_merge(header, line) for line in header.require("tokenizer.ggml.merges")]
     backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=rule == "llama3"))
     byte_level: Any = pre_tokenizers.ByteLevel
+    first: Any
     if rule == "smollm":
         first = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([first, byte_level(add_prefix_space=False, use_regex=True)])

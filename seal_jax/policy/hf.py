@@ -43,6 +43,8 @@ _BLOCK = {
     "k_norm_lh": "self_attn.k_norm.weight",
 }
 _FLOATS = ("F32", "F16", "BF16")
+#: A key of ours in config.json: the policy's rows with padding, so that it comes back in the shapes it had.
+_PADDED = "seal_jax_padded_vocab"
 #: Not weights: a buffer that old Llama checkpoints carry.
 _BUFFER = re.compile(r"rotary_emb\.inv_freq$")
 
@@ -64,7 +66,7 @@ def load_hf(
       shardings: a pytree of shardings nested as the params are, or a function of the config that makes one. Parameters
         go there one by one; the host never holds the whole model. None: the default device.
       overrides: fields of PolicyConfig. `vocab_size` (the real ids) defaults to what the folder's tokenizer.json says;
-        a larger `padded_vocab` than the file's gives zero rows.
+        a larger `padded_vocab` than the file's gives zero rows, and defaults to what it was at `save_hf`.
 
     Raises:
       ValueError: a missing shard, a missing, unknown or wrongly shaped tensor, a type that is not F32, F16 or BF16, or
@@ -77,9 +79,10 @@ def load_hf(
         raise ValueError(
             f"{folder / 'config.json'}: quantised weights ({method}); give the unquantised checkpoint or a GGUF"
         )
-    if "vocab_size" not in overrides and "vocab_size" in hf:
-        overrides["vocab_size"] = _real_vocab(folder, hf["vocab_size"])
-        overrides.setdefault("padded_vocab", hf["vocab_size"])
+    if "vocab_size" in hf:  # from_hf refuses a config without it
+        if "vocab_size" not in overrides:
+            overrides["vocab_size"] = _real_vocab(folder, hf["vocab_size"])
+        overrides.setdefault("padded_vocab", max(hf["vocab_size"], hf.get(_PADDED, 0)))
     config = PolicyConfig.from_hf(hf, **overrides)
     with _Tensors(folder, config.family) as tensors:
         want = {tensor_name(*entry): entry for entry in weights.entries(config)}
@@ -273,9 +276,9 @@ def save_hf(
 ) -> Path:
     """Write a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads.
 
-    Padded vocabulary rows are left out. float32 goes and comes back bit-equal; bfloat16 rounds to nearest. The folder
-    appears whole or not at all, and replaces an older model folder of that name. On several hosts every process must
-    call this; the first one writes.
+    Padded vocabulary rows are left out (`load_hf` puts zero rows in their place). float32 goes and comes back
+    bit-equal; bfloat16 rounds to nearest. The folder appears whole or not at all, and replaces an older model folder of
+    that name. On several hosts every process must call this; the first one writes.
 
     Raises:
       ValueError: params that do not fit the config, an unknown dtype, or a target that exists and is no model folder.
@@ -336,6 +339,7 @@ def hf_config(config: PolicyConfig, dtype: str = "float32", tokenizer: Tokenizer
         "architectures": [{"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[family] + "ForCausalLM"],
         "model_type": family,
         "vocab_size": config.vocab_size,
+        _PADDED: config.padded_vocab,
         "hidden_size": config.d_model,
         "intermediate_size": config.d_ff,
         "num_hidden_layers": config.n_layers,
@@ -414,7 +418,7 @@ def _write_shards(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_b
     if len(shards) == 1:
         (folder / "part-0").rename(folder / _SINGLE)
         return
-    placed = {}
+    placed: dict[str, str] = {}
     for i, names in enumerate(shards):
         file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
         (folder / f"part-{i}").rename(folder / file)

@@ -130,7 +130,7 @@ def test_transformers_loads_what_we_save(changes, dtype, tmp_path):
     ids = np.random.default_rng(0).integers(0, 50, (1, 20), dtype=np.int32)
     expected = _goldens_script().hf_logits(model.eval(), ids)
     loaded, again = load_hf(tmp_path / "out")
-    np.testing.assert_allclose(_logits(loaded, again, ids), expected, atol=1e-4, rtol=0)
+    np.testing.assert_allclose(_logits(loaded, again, ids)[..., :50], expected, atol=1e-4, rtol=0)
 
 
 # --- round trips ---
@@ -151,8 +151,9 @@ def test_round_trip_strips_and_restores_padding(tmp_path):
     save_hf(tmp_path / "m", config, params)
     stored = load_file(tmp_path / "m" / "model.safetensors")
     assert stored["model.embed_tokens.weight"].shape == stored["lm_head.weight"].shape == (50, 16)
-    again_config, again = load_hf(tmp_path / "m", padded_vocab=64)
-    assert (again_config.vocab_size, again_config.padded_vocab) == (50, 64)
+    assert load_hf(tmp_path / "m", padded_vocab=50)[1]["embed_vd"].shape == (50, 16)
+    again_config, again = load_hf(tmp_path / "m")
+    assert again_config == config
     np.testing.assert_array_equal(again["embed_vd"][:50], params["embed_vd"][:50])
     np.testing.assert_array_equal(again["head_dv"][:, :50], params["head_dv"][:, :50])
     assert not np.any(again["embed_vd"][50:]) and not np.any(again["head_dv"][:, 50:])
@@ -173,7 +174,7 @@ def test_tokenizer_travels_and_gives_the_real_vocabulary(tmp_path):
     config = _config(vocab_size=300, padded_vocab=320)
     save_hf(tmp_path / "m", config, _params(config, 0), tokenizer)
     loaded, _ = load_hf(tmp_path / "m")
-    assert (loaded.vocab_size, loaded.padded_vocab) == (257, 300)
+    assert (loaded.vocab_size, loaded.padded_vocab) == (257, 320)
     assert load_hf(tmp_path / "m", vocab_size=280)[0].vocab_size == 280
     with pytest.raises(ValueError, match="the tokenizer has 257 ids, the model only 50"):
         save_hf(tmp_path / "n", _config(), _params(_config(), 0), tokenizer)
