@@ -43,8 +43,9 @@ _HIDDEN = -1e30
 class KV(NamedTuple):
     """Keys (after norm and RoPE) and values of all layers.
 
-    Of a prompt: [L, B, K, P, H]. Of rows: [L, B, K, G, S, H]. The token axis is next to last, so that attention is a plain
-    batched matrix product without transposing the cache.
+    Of a prompt: keys [L, B, K, H, P], values [L, B, K, P, H]. Of rows: keys [L, B, K, G, H, S], values [L, B, K, G, S, H].
+    Keys are kept transposed: scores of a single query are then sums of whole rows (3x faster on CPU), and no matrix product
+    ever transposes a cache.
     """
 
     keys: jax.Array
@@ -54,8 +55,8 @@ class KV(NamedTuple):
 class _Past(NamedTuple):
     """One layer's keys and values from before the present tokens, and which of them are real."""
 
-    keys: jax.Array  # [B, K, T, H] shared by a group's rows, or [B, K, G, T, H]
-    values: jax.Array
+    keys: jax.Array  # [B, K, H, T] shared by a group's rows, or [B, K, G, H, T]
+    values: jax.Array  # [B, K, T, H] or [B, K, G, T, H]
     valid: jax.Array  # bool, broadcastable to [B, K, G, R, S, T]
 
 
@@ -100,21 +101,21 @@ def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int) -> jax.Array:
-    """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,S,H].
+    """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,H,S].
 
     The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no more than
     about `budget` scores exist at one time, in the backward pass too (a block's scores are recomputed there).
     """
     scale = q.shape[-1] ** -0.5
-    n_keys = k.shape[-2] + sum(past.keys.shape[-2] for past in pasts)
+    n_keys = k.shape[-1] + sum(past.keys.shape[-1] for past in pasts)
 
     def block(q: jax.Array, first: jax.Array | int) -> jax.Array:
         at = first + jnp.arange(q.shape[-2])
-        causal = at[:, None] >= jnp.arange(k.shape[-2])
+        causal = at[:, None] >= jnp.arange(k.shape[-1])
         parts = [*pasts, _Past(k, v, causal)]
         scores = []
         for part in parts:
-            keys = "bkth" if part.keys.ndim == 4 else "bkgth"
+            keys = "bkht" if part.keys.ndim == 4 else "bkght"
             score = jnp.einsum(f"bkgrsh,{keys}->bkgrst", q, part.keys, preferred_element_type=jnp.float32)
             scores.append(jnp.where(part.valid, score * scale, _HIDDEN))
         top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
@@ -184,7 +185,7 @@ class Decoder(nnx.Module):
         return self.embed_vd[...][ids].astype(self.config.compute_dtype)
 
     def block(self, layer: Params, x: jax.Array, rotation: tuple, pasts: Sequence[_Past]) -> tuple[jax.Array, tuple]:
-        """One layer on x [B,G,S,D]. Returns x and this layer's own keys and values [B,K,G,S,H]."""
+        """One layer on x [B,G,S,D]. Returns x and this layer's own keys [B,K,G,H,S] and values [B,K,G,S,H]."""
         config = self.config
         batch, rows, length, _ = x.shape
         n_kv, repeat = config.n_kv_heads, config.n_heads // config.n_kv_heads
@@ -201,7 +202,7 @@ class Decoder(nnx.Module):
         q, k = _rotate(q, rotation), _rotate(k, rotation)
         # consecutive query heads share a key/value head: n = k * repeat + r
         q = q.reshape(batch, rows, length, n_kv, repeat, config.head_dim).transpose(0, 3, 1, 4, 2, 5)
-        k, v = k.transpose(0, 3, 1, 2, 4), v.transpose(0, 3, 1, 2, 4)
+        k, v = k.transpose(0, 3, 1, 4, 2), v.transpose(0, 3, 1, 2, 4)
         mixed = _attend(q, k, v, pasts, config.attention_budget)
         mixed = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(batch, rows, length, config.n_heads * config.head_dim)
         x = x + _dense(mixed, layer["o_lnhd"].reshape(-1, config.d_model))
@@ -214,17 +215,16 @@ class Decoder(nnx.Module):
 
     def _scan(self, body: Any, carry: Any, *stacked: Any) -> tuple[Any, Any]:
         """Runs body(carry, layer, *slices) -> (carry, out) over the layers."""
-        layers = nnx.to_pure_dict(nnx.state(self.layers, nnx.Param))
 
         def step(carry: Any, slices: tuple) -> tuple[Any, Any]:
             return body(carry, *slices)
 
         if self.config.remat == "block":
             step = jax.checkpoint(step, prevent_cse=False)
-        return jax.lax.scan(step, carry, (layers, *stacked))
+        return jax.lax.scan(step, carry, (self.layer_params(), *stacked))
 
     def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
-        """The prompts alone: final hidden states [B,P,D] and their cache [L,B,K,P,H]."""
+        """The prompts alone: final hidden states [B,P,D] and their cache."""
         rotation = _rotation(self.config, jnp.arange(prompt_ids_bp.shape[1])[None, None])
         x = self.embed(_clean(prompt_ids_bp, prompt_len_b))[:, None]  # a group with one row
 
@@ -253,22 +253,36 @@ class Decoder(nnx.Module):
         return self.final_norm(x)
 
     def extend(
-        self, ids_bgc: jax.Array, first_bg: jax.Array, pasts: Sequence[tuple[KV, jax.Array]]
-    ) -> tuple[jax.Array, KV]:
+        self, ids_bgc: jax.Array, first_bg: jax.Array, pasts: Sequence[tuple[Any, jax.Array]], layers: Any = None
+    ) -> tuple[jax.Array, Any]:
         """New tokens of rows whose earlier tokens are cached.
 
-        `first_bg` is the position of each row's first new token; `pasts` are caches with masks of what is real in them (bool,
-        broadcastable to [B,K,G,R,C,T]). Returns final hidden states [B,G,C,D] and the new tokens' cache [L,B,K,G,C,H]. The
-        caches are only read: writing is the caller's, who can do it once for all layers.
+        `first_bg` is the position of each row's first new token; `pasts` are caches (KV) with masks of what is real in them
+        (bool, broadcastable to [B,K,G,R,C,T]). Returns final hidden states [B,G,C,D] and the new tokens' KV. The caches are
+        only read: writing is the caller's, who can do it once for all layers.
+
+        With `layers` (from `unstack`) the layers are unrolled instead of scanned, and every KV, in and out, is a list with one
+        per layer. That is for decoding on CPU, where a scan would copy each layer's cache and weights at every token.
         """
         rotation = _rotation(self.config, first_bg[..., None] + jnp.arange(ids_bgc.shape[2]))
-        valids = [valid for _, valid in pasts]
+        caches, valids = [kv for kv, _ in pasts], [valid for _, valid in pasts]
 
-        def body(x: jax.Array, layer: Params, caches: list[KV]) -> tuple[jax.Array, tuple]:
+        def body(x: jax.Array, layer: Params, caches: Sequence[KV]) -> tuple[jax.Array, tuple]:
             return self.block(layer, x, rotation, [_Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)])
 
-        x, (keys, values) = self._scan(body, self.embed(ids_bgc), [kv for kv, _ in pasts])
-        return self.final_norm(x), KV(keys, values)
+        x = self.embed(ids_bgc)
+        if layers is None:
+            x, new = self._scan(body, x, caches)
+            return self.final_norm(x), KV(*new)
+        news = []
+        for i, layer in enumerate(layers):
+            x, new = body(x, layer, [cache[i] for cache in caches])
+            news.append(KV(*new))
+        return self.final_norm(x), news
+
+    def layer_params(self) -> Params:
+        """The stacked parameters of the blocks as a dict."""
+        return nnx.to_pure_dict(nnx.state(self.layers, nnx.Param))
 
     def final_norm(self, x: jax.Array) -> jax.Array:
         return _rms_norm(x, self.final_norm_d[...], self.config.norm_eps)
@@ -436,23 +450,42 @@ def extend(
 
 def prompt_mask(prompt: KV, prompt_len_b: jax.Array) -> jax.Array:
     """Which prompt keys are real, bool [B,1,1,1,1,P]."""
-    return _first(prompt_len_b, prompt.keys.shape[-2])[:, None, None, None, None]
+    return _first(prompt_len_b, prompt.values.shape[-2])[:, None, None, None, None]
 
 
 def row_mask(rows: KV, row_len_bg: jax.Array) -> jax.Array:
     """Which cached row keys are real, bool [B,1,G,1,1,S]."""
-    return _first(row_len_bg, rows.keys.shape[-2])[:, None, :, None, None]
+    return _first(row_len_bg, rows.values.shape[-2])[:, None, :, None, None]
 
 
 def write_rows(rows: KV, new: KV, at_bg: jax.Array, count_bg: jax.Array) -> KV:
-    """Writes the first `count` of each row's new tokens [L,B,K,G,C,H] into its cache [L,B,K,G,S,H] from its own place `at` on."""
-    size, length = rows.keys.shape[-2], new.keys.shape[-2]
+    """Writes the first `count` of each row's new tokens into its cache, from its own place `at` on."""
+    size, length = rows.values.shape[-2], new.values.shape[-2]
     b, g = jnp.arange(at_bg.shape[0])[:, None, None], jnp.arange(at_bg.shape[1])[:, None]
     place = at_bg[..., None] + jnp.arange(length)
     place = jnp.where(_first(count_bg, length), place, size)  # padding is sent out of range, where "drop" drops it
+    # advanced indices with slices between them put their axes first: the updates are [B, G, C, L, K, H]
+    keys = jnp.transpose(new.keys, (1, 3, 5, 0, 2, 4))
+    values = jnp.transpose(new.values, (1, 3, 4, 0, 2, 5))
+    return KV(
+        rows.keys.at[:, b, :, g, :, place].set(keys, mode="drop"),
+        rows.values.at[:, b, :, g, place].set(values, mode="drop"),
+    )
 
-    def write(cache: jax.Array, values: jax.Array) -> jax.Array:
-        values = jnp.moveaxis(values, (1, 3, 4), (0, 1, 2))  # [B,G,C,L,K,H], the order advanced indexing wants
-        return cache.at[:, b, :, g, place].set(values, mode="drop")
 
-    return KV(write(rows.keys, new.keys), write(rows.values, new.values))
+def unstack(stacked: Any) -> list[Any]:
+    """A stacked tree (leading axis l) as a list with one tree per layer."""
+    leaves, tree = jax.tree.flatten(stacked)
+    return [jax.tree.unflatten(tree, [leaf[i] for leaf in leaves]) for i in range(leaves[0].shape[0])]
+
+
+def cast_matrices(config: PolicyConfig, params: Params) -> Params:
+    """Params with everything that is multiplied (not the norms' weights) in the compute dtype.
+
+    For loops that use the same params many times: the cast from the float32 masters happens once, with the same results.
+    """
+
+    def cast(path: tuple, x: jax.Array) -> jax.Array:
+        return x if "norm" in path[-1].key else x.astype(config.compute_dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, params)

@@ -2,7 +2,7 @@
 
 A session holds, on the device,
 
-    prompt cache  [L, B, K, P, H]      computed once per group, read by all its rows
+    prompt cache  [L, B, K, P, H]      computed once per group, read by all its rows (keys have H before P, see `KV`)
     rows' cache   [L, B, K, G, S, H]   every row at its own length; S grows from one declared bucket to the next
 
 `Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a `while_loop` that ends
@@ -27,7 +27,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seal_jax.policy.config import Params, PolicyConfig
-from seal_jax.policy.model import KV, Decoder, prompt_mask, row_mask, write_rows
+from seal_jax.policy.model import KV, Decoder, cast_matrices, prompt_mask, row_mask, unstack, write_rows
 from seal_jax.policy.sharding import BATCH_AXES, check_batch
 
 Row = tuple[int, int]  # (b, g): group and row in it, as numbered at the start of the session
@@ -52,7 +52,8 @@ class RolloutEngine:
     `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt tokens, suffix
     tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction may use beside the
     session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the config's.
-    `mesh`: groups are split over its data and fsdp axes; None follows the params.
+    `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode with the layers
+    unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class RolloutEngine:
         vocab_size: int | None = None,
         row_buckets: Sequence[int] = (),
         mesh: Mesh | None = None,
+        unroll: bool | None = None,
     ):
         if vocab_size is not None and vocab_size != config.vocab_size:
             raise ValueError(
@@ -89,6 +91,7 @@ class RolloutEngine:
         self.row_buckets = _buckets("row_buckets", row_buckets) if row_buckets else ()
         self.max_new_tokens = max_new_tokens
         self.mesh = mesh
+        self.unroll = jax.default_backend() == "cpu" if unroll is None else unroll
         if mesh is not None:
             for size in self.group_buckets:
                 check_batch(size, mesh, "engine.group_buckets entry")
@@ -121,9 +124,9 @@ class RolloutEngine:
 
     def _new_rows_fn(self, prompt: KV, rows: int, size: int) -> tuple[KV, jax.Array]:
         """Empty row caches beside a prompt cache, and a place for their last hidden states."""
-        layers, batch, n_kv, _, head_dim = prompt.keys.shape
-        empty = jnp.zeros((layers, batch, n_kv, rows, size, head_dim), prompt.keys.dtype)
-        return KV(empty, empty), jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
+        layers, batch, n_kv, _, head_dim = prompt.values.shape
+        keys = jnp.zeros((layers, batch, n_kv, rows, head_dim, size), prompt.keys.dtype)
+        return KV(keys, keys.swapaxes(-1, -2)), jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
 
     def _extend_fn(
         self,
@@ -156,13 +159,17 @@ class RolloutEngine:
         temperature: jax.Array,
     ) -> tuple[KV, jax.Array, jax.Array, jax.Array]:
         """Samples up to `limit` tokens a row. Returns the rows' cache, ids [B,G,N], log-probs [B,G,N] and counts [B,G]."""
-        decoder = Decoder.from_params(self.config, params)
+        decoder = Decoder.from_params(self.config, cast_matrices(self.config, params))
         stop = jnp.asarray(sorted(self.stop_ids), jnp.int32)
         n_new = self.max_new_tokens
-        layers, batch, n_kv, n_rows, _, head_dim = rows.keys.shape
+        n_layers, batch, n_kv, n_rows, _, head_dim = rows.values.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
-        prompt_past = (prompt, prompt_mask(prompt, prompt_len_b))
-        rows_past = (rows, row_mask(rows, row_len_bg))
+        keys = jnp.zeros((n_layers, batch, n_kv, n_rows, head_dim, n_new), rows.keys.dtype)
+        caches, layers = [prompt, rows, KV(keys, keys.swapaxes(-1, -2))], None
+        if self.unroll:
+            caches, layers = [unstack(kv) for kv in caches], unstack(decoder.layer_params())
+        prompt_past = (caches[0], prompt_mask(prompt, prompt_len_b))
+        rows_past = (caches[1], row_mask(rows, row_len_bg))
 
         def sample(state: dict[str, Any], hidden_bgd: jax.Array) -> dict[str, Any]:
             step, alive = state["step"], state["alive"]
@@ -182,13 +189,10 @@ class RolloutEngine:
             fed = state["step"] - 1  # tokens of this message that are in the buffer; the present one becomes the next
             buffer = (state["new"], jnp.arange(n_new) < fed)
             pasts = [prompt_past, rows_past, buffer]
-            hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts)
-            new = jax.tree.map(
-                lambda buf, x: jax.lax.dynamic_update_slice_in_dim(buf, x, fed, axis=-2), state["new"], one
-            )
-            return sample({**state, "new": KV(*new)}, hidden_bgcd[:, :, 0])
+            hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts, layers)
+            new = jax.tree.map(lambda kv, x: _put_token(kv, x, fed), state["new"], one, is_leaf=lambda x: isinstance(x, KV))
+            return sample({**state, "new": new}, hidden_bgcd[:, :, 0])
 
-        empty = jnp.zeros((layers, batch, n_kv, n_rows, n_new, head_dim), rows.keys.dtype)
         state = {
             "step": jnp.int32(0),
             "token": jnp.zeros((batch, n_rows), jnp.int32),
@@ -196,12 +200,13 @@ class RolloutEngine:
             "logp": jnp.zeros((batch, n_rows, n_new), jnp.float32),
             "count": jnp.zeros((batch, n_rows), jnp.int32),
             "alive": limit_bg > 0,
-            "new": KV(empty, empty),
+            "new": caches[2],
         }
         state = sample(state, hidden_bgd)
         # an alive row has count < limit <= n_new, so the loop cannot run past the buffers
         state = jax.lax.while_loop(lambda state: state["alive"].any(), body, state)
-        rows = write_rows(rows, state["new"], row_len_bg, jnp.maximum(state["count"] - 1, 0))
+        new = jax.tree.map(lambda *x: jnp.stack(x), *state["new"]) if self.unroll else state["new"]
+        rows = write_rows(rows, new, row_len_bg, jnp.maximum(state["count"] - 1, 0))
         return rows, state["ids"], state["logp"], state["count"]
 
     def _repack_fn(
@@ -209,12 +214,19 @@ class RolloutEngine:
     ) -> tuple[KV, KV, jax.Array]:
         """A new grid: slot b gets the prompt of old slot group_b[b], its row g is old row (slot_bg[b, g], row_bg[b, g])."""
         # indices on both sides of a slice put their axes first: [B, G, L, K, S, H]
-        rows = KV(*(jnp.transpose(x[:, slot_bg, :, row_bg], (2, 0, 3, 1, 4, 5)) for x in rows))
-        return KV(*(x[:, group_b] for x in prompt)), rows, hidden_bgd[slot_bg, row_bg]
+        moved = (jnp.transpose(x[:, slot_bg, :, row_bg], (2, 0, 3, 1, 4, 5)) for x in rows)
+        return KV(*(x[:, group_b] for x in prompt)), KV(*moved), hidden_bgd[slot_bg, row_bg]
 
     def _grow_fn(self, rows: KV, size: int) -> KV:
-        grown = [jnp.pad(x, [(0, 0)] * 4 + [(0, size - x.shape[-2]), (0, 0)]) for x in rows]
-        return KV(*grown)
+        more = (0, size - rows.values.shape[-2])
+        pads = [(0, 0)] * 4
+        return KV(jnp.pad(rows.keys, [*pads, (0, 0), more]), jnp.pad(rows.values, [*pads, more, (0, 0)]))
+
+
+def _put_token(buffer: KV, one: KV, place: jax.Array) -> KV:
+    """Writes a single token's KV at a place common to all rows: a slice update, in place, no scatter."""
+    put = jax.lax.dynamic_update_slice_in_dim
+    return KV(put(buffer.keys, one.keys, place, axis=-1), put(buffer.values, one.values, place, axis=-2))
 
 
 def sample_tokens(

@@ -1,0 +1,11 @@
+"""Before jax is imported: eight CPU devices, so that sharding is tested anywhere, and quick compiles instead of fast code."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# the suite is bound by compiling many small functions once; flags that are set already are kept
+for _flag in ("--xla_force_host_platform_device_count=8", "--xla_backend_optimization_level=0"):
+    if _flag.split("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
