@@ -11,10 +11,12 @@ nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 ROOT = Path(__file__).parents[1]
-#: The smallest run that still does everything: warm start, a round, evaluation before and after, figures.
+#: The smallest run that still does everything: warm start, a round, evaluation before and after, figures. One bucket of
+#: each kind, because nearly all of its time is compilation.
 SHRUNK = (
-    "--config.rounds=1 --config.tasks_per_round=2 --config.rollouts=2 --config.eval.test=4 --config.eval.ood=2 "
-    "--config.warm_start.demos=32 --config.warm_start.epochs=1"
+    "--config.rounds=1 --config.tasks_per_round=2 --config.rollouts=2 --config.eval.test=2 --config.eval.ood=2 "
+    "--config.warm_start.demos=32 --config.warm_start.epochs=1 "
+    "'--config.buckets.suffix=(512,)' '--config.buckets.chunk=(64,)' '--config.buckets.groups=(2,)'"
 )
 
 
