@@ -1,4 +1,6 @@
-"""Before jax is imported: eight CPU devices, so that sharding is tested anywhere, and quick compiles instead of fast code."""
+"""Before jax is imported: eight CPU devices, so that sharding is tested anywhere, and quick compiles instead of fast
+code.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Shapes and options of a decoder, the families it can be, and the shapes of its parameters.
 
 A parameter's name ends in its dimension letters (`q_ldnh`), and that suffix is the only place where its shape and its
-sharding come from: v padded vocabulary, d model width, l layers, n query heads, k key/value heads, h head width, f MLP width.
+sharding come from: v padded vocabulary, d model width, l layers, n query heads, k key/value heads, h head width, f
+MLP width.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ Params = dict[str, Any]  # nested dict of arrays, see `param_shapes`
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Frequency scaling of Llama 3.1 and later: low frequencies are divided by `factor`, high ones kept, a ramp between."""
+    """Frequency scaling of Llama 3.1 and later: low frequencies are divided by `factor`, high ones kept, a ramp
+    between.
+    """
 
     factor: float
     low_freq_factor: float
@@ -25,8 +28,8 @@ class Llama3Rope:
     def __post_init__(self) -> None:
         if not self.factor >= 1 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
-                f"rope_scaling factor={self.factor} low={self.low_freq_factor} high={self.high_freq_factor} is impossible; "
-                "need factor >= 1 and 0 < low_freq_factor < high_freq_factor"
+                f"rope_scaling factor={self.factor} low={self.low_freq_factor} high={self.high_freq_factor} is "
+                "impossible; need factor >= 1 and 0 < low_freq_factor < high_freq_factor"
             )
 
 
@@ -34,8 +37,8 @@ class Llama3Rope:
 class PolicyConfig:
     """A decoder: pre-RMSNorm blocks of grouped-query attention with RoPE and a SwiGLU MLP.
 
-    `vocab_size` is the number of real token ids; rows of the head from there to `padded_vocab` exist only for alignment and
-    are masked to -inf before every softmax, in training and in sampling.
+    `vocab_size` is the number of real token ids; rows of the head from there to `padded_vocab` exist only for
+    alignment and are masked to -inf before every softmax, in training and in sampling.
     """
 
     vocab_size: int
@@ -173,8 +176,8 @@ def _refuse_windows(hf: Mapping[str, Any]) -> None:
     windowed = window is not None and (first is None or first < hf["num_hidden_layers"])
     if windowed or "sliding_attention" in (hf.get("layer_types") or ()):
         raise ValueError(
-            f"config.json: sliding-window attention (sliding_window={hf.get('sliding_window')}, max_window_layers={first}) is not "
-            "supported; use a checkpoint with use_sliding_window=false"
+            f"config.json: sliding-window attention (sliding_window={hf.get('sliding_window')}, "
+            f"max_window_layers={first}) is not supported; use a checkpoint with use_sliding_window=false"
         )
 
 

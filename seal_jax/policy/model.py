@@ -1,11 +1,13 @@
 """The policy: a decoder in Flax NNX for Qwen2/2.5, Qwen3, Llama 3.x and SmolLM2, and the functions around it.
 
-Dimension letters: b groups, g rows of a group, s (or c) tokens of a row's suffix, p prompt tokens, t keys, d model width,
-l layers, n query heads, k key/value heads, r query heads per key/value head (n = k * r), h head width, f MLP width, v vocabulary.
+Dimension letters: b groups, g rows of a group, s (or c) tokens of a row's suffix, p prompt tokens, t keys, d model
+width, l layers, n query heads, k key/value heads, r query heads per key/value head (n = k * r), h head width, f MLP
+width, v vocabulary.
 
-**Two-part attention.** The rows of a group share their prompt, so the prompt is computed once and its keys are read by all rows.
-A row's token s stands at position prompt_len + s. It sees the prompt's real tokens and its own row up to itself. With a prompt of
-2 tokens in a bucket of 3 and a row of 3 tokens in a bucket of 4 (1 = may look; `.` = padding, computed but never read):
+**Two-part attention.** The rows of a group share their prompt, so the prompt is computed once and its keys are read
+by all rows. A row's token s stands at position prompt_len + s. It sees the prompt's real tokens and its own row up to
+itself. With a prompt of 2 tokens in a bucket of 3 and a row of 3 tokens in a bucket of 4 (1 = may look; `.` =
+padding, computed but never read):
 
                prompt     own row
                p0 p1 .    s0 s1 s2 .
@@ -14,9 +16,9 @@ A row's token s stands at position prompt_len + s. It sees the prompt's real tok
     query s2    1  1 0     1  1  1 0        position 4
     query .     1  1 0     1  1  1 1        never read
 
-Padding stands on the right, so the causal rule already hides a row's padding from its real tokens; prompt padding is hidden by the
-prompt's length. Masks come from lengths, never from ids. The cached path (`extend`) adds a third part, the row's earlier tokens,
-and is otherwise the same code.
+Padding stands on the right, so the causal rule already hides a row's padding from its real tokens; prompt padding is
+hidden by the prompt's length. Masks come from lengths, never from ids. The cached path (`extend`) adds a third part,
+the row's earlier tokens, and is otherwise the same code.
 
 Parameters are float32 masters, computation is in `config.compute_dtype`; softmax, norms and logits are float32.
 """
@@ -43,9 +45,9 @@ _HIDDEN = -1e30
 class KV(NamedTuple):
     """Keys (after norm and RoPE) and values of all layers.
 
-    Of a prompt: keys [L, B, K, H, P], values [L, B, K, P, H]. Of rows: keys [L, B, K, G, H, S], values [L, B, K, G, S, H].
-    Keys are kept transposed: scores of a single query are then sums of whole rows (3x faster on CPU), and no matrix product
-    ever transposes a cache.
+    Of a prompt: keys [L, B, K, H, P], values [L, B, K, P, H]. Of rows: keys [L, B, K, G, H, S], values [L, B, K, G,
+    S, H]. Keys are kept transposed: scores of a single query are then sums of whole rows (3x faster on CPU), and no
+    matrix product ever transposes a cache.
     """
 
     keys: jax.Array
@@ -60,14 +62,15 @@ class _Past(NamedTuple):
     valid: jax.Array  # bool, broadcastable to [B, K, G, R, S, T]
 
 
-# --- building blocks ---------------------------------------------------------------------------------------------------
+# --- building blocks -------------------------------------------------------------------------------------------------
 def rope_inverse_frequencies(config: PolicyConfig) -> np.ndarray:
     """Angle per position of each half-dimension, float32 [H/2]; with Llama 3's scaling where the config has it."""
     exponent = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inv_freq = config.rope_theta**-exponent
     scaling = config.rope_scaling
     if scaling is not None:
-        # turns made within the original context: few turns -> slow dimension, interpolated; many -> kept; between -> ramp
+        # turns made within the original context: few turns -> slow dimension, interpolated; many -> kept; between ->
+        # ramp
         turns = scaling.original_max_position * inv_freq / (2 * np.pi)
         keep = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         keep = np.clip(keep, 0.0, 1.0)
@@ -95,7 +98,9 @@ def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., D] times weight [D, ...] over D, as one flat matrix product (much faster on CPU than a high-rank einsum)."""
+    """x [..., D] times weight [D, ...] over D, as one flat matrix product (much faster on CPU than a high-rank
+    einsum).
+    """
     flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1).astype(x.dtype)
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
 
@@ -103,8 +108,9 @@ def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int) -> jax.Array:
     """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,H,S].
 
-    The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no more than
-    about `budget` scores exist at one time, in the backward pass too (a block's scores are recomputed there).
+    The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no
+    more than about `budget` scores exist at one time, in the backward pass too (a block's scores are recomputed
+    there).
     """
     scale = q.shape[-1] ** -0.5
     n_keys = k.shape[-1] + sum(past.keys.shape[-1] for past in pasts)
@@ -143,7 +149,9 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
 
 
 def _block_size(length: int, scores_per_query: int, budget: int) -> int:
-    """Queries per block: all of them if their scores fit the budget, else the largest fitting power of two (at least 16)."""
+    """Queries per block: all of them if their scores fit the budget, else the largest fitting power of two (at least
+    16).
+    """
     if length * scores_per_query <= budget:
         return length
     return min(
@@ -151,9 +159,11 @@ def _block_size(length: int, scores_per_query: int, budget: int) -> int:
     )
 
 
-# --- the module --------------------------------------------------------------------------------------------------------
+# --- the module ------------------------------------------------------------------------------------------------------
 class Layers(nnx.Module):
-    """The stacked parameters of all blocks; the leading axis l is scanned over, so compile time does not grow with depth."""
+    """The stacked parameters of all blocks; the leading axis l is scanned over, so compile time does not grow with
+    depth.
+    """
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], config: PolicyConfig, rngs: nnx.Rngs):
         for name, shape in shapes.items():
@@ -235,7 +245,9 @@ class Decoder(nnx.Module):
         return self.final_norm(x[:, 0]), KV(keys[:, :, :, 0], values[:, :, :, 0])
 
     def suffix_hidden(self, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg) -> jax.Array:
-        """Final hidden states [B,G,S,D] of the rows. Prompt and rows go through the layers side by side, in one scan."""
+        """Final hidden states [B,G,S,D] of the rows. Prompt and rows go through the layers side by side, in one
+        scan.
+        """
         p, s = prompt_ids_bp.shape[1], suffix_ids_bgs.shape[2]
         prompt_rotation = _rotation(self.config, jnp.arange(p)[None, None])
         rotation = _rotation(self.config, prompt_len_b[:, None, None] + jnp.arange(s))
@@ -257,12 +269,13 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Any]:
         """New tokens of rows whose earlier tokens are cached.
 
-        `first_bg` is the position of each row's first new token; `pasts` are caches (KV) with masks of what is real in them
-        (bool, broadcastable to [B,K,G,R,C,T]). Returns final hidden states [B,G,C,D] and the new tokens' KV. The caches are
-        only read: writing is the caller's, who can do it once for all layers.
+        `first_bg` is the position of each row's first new token; `pasts` are caches (KV) with masks of what is real
+        in them (bool, broadcastable to [B,K,G,R,C,T]). Returns final hidden states [B,G,C,D] and the new tokens' KV.
+        The caches are only read: writing is the caller's, who can do it once for all layers.
 
-        With `layers` (from `unstack`) the layers are unrolled instead of scanned, and every KV, in and out, is a list with one
-        per layer. That is for decoding on CPU, where a scan would copy each layer's cache and weights at every token.
+        With `layers` (from `unstack`) the layers are unrolled instead of scanned, and every KV, in and out, is a list
+        with one per layer. That is for decoding on CPU, where a scan would copy each layer's cache and weights at
+        every token.
         """
         rotation = _rotation(self.config, first_bg[..., None] + jnp.arange(ids_bgc.shape[2]))
         caches, valids = [kv for kv, _ in pasts], [valid for _, valid in pasts]
@@ -303,8 +316,8 @@ class Decoder(nnx.Module):
     def next_logp(self, hidden_bgsd, target_bgs, keep_bgs, temperature) -> jax.Array:
         """log softmax(logits / temperature)[target] where `keep`, else 0.0; float32 [B,G,S].
 
-        Token columns go through the head in chunks of about `config.head_chunk` tokens under scan and remat, so the logits of a
-        whole batch never exist; a chunk that keeps nothing costs nothing.
+        Token columns go through the head in chunks of about `config.head_chunk` tokens under scan and remat, so the
+        logits of a whole batch never exist; a chunk that keeps nothing costs nothing.
         """
         batch, rows, length, width = hidden_bgsd.shape
         columns = min(length, max(1, self.config.head_chunk // (batch * rows)))
@@ -384,9 +397,11 @@ def _graphdef(config: PolicyConfig) -> nnx.GraphDef:
     return nnx.split(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))[0]
 
 
-# --- functions over the pure dict of parameters --------------------------------------------------------------------------
+# --- functions over the pure dict of parameters ----------------------------------------------------------------------
 def init_params(config: PolicyConfig, seed: int, mesh: Mesh | None = None) -> Params:
-    """Random float32 params; with a mesh, each is born in its shards (no device ever holds a whole one). Same values either way."""
+    """Random float32 params; with a mesh, each is born in its shards (no device ever holds a whole one). Same values
+    either way.
+    """
 
     def make() -> Params:
         return Decoder(config, nnx.Rngs(params=seed)).to_params()
@@ -406,22 +421,26 @@ def token_logp(
 ) -> jax.Array:
     """log p(suffix token s | prompt, suffix[<s]) at a temperature, float32 [B,G,S].
 
-    Position 0, padding and places outside the optional `keep_bgs` are 0.0. Ids are int32, lengths int32; what stands in padding
-    changes nothing. The temperature divides the logits before the softmax, as in sampling.
+    Position 0, padding and places outside the optional `keep_bgs` are 0.0. Ids are int32, lengths int32; what stands
+    in padding changes nothing. The temperature divides the logits before the softmax, as in sampling.
     """
     decoder = Decoder.from_params(config, params)
     return decoder.token_logp(prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg, temperature, keep_bgs)
 
 
 def full_logits(config: PolicyConfig, params: Params, ids_bt: jax.Array, len_b: jax.Array) -> jax.Array:
-    """float32 logits [B,T,V] at every position, padded vocabulary at -inf. For parity tests and short texts: nothing is chunked."""
+    """float32 logits [B,T,V] at every position, padded vocabulary at -inf. For parity tests and short texts: nothing
+    is chunked.
+    """
     decoder = Decoder.from_params(config, params)
     hidden, _ = decoder.prefill(ids_bt, len_b)
     return decoder.logits(hidden)
 
 
 def prefill(config: PolicyConfig, params: Params, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> KV:
-    """The prompts' cache [L,B,K,P,H] in the compute dtype; right-padded prompts, padding is garbage that readers must mask."""
+    """The prompts' cache [L,B,K,P,H] in the compute dtype; right-padded prompts, padding is garbage that readers must
+    mask.
+    """
     return Decoder.from_params(config, params).prefill(prompt_ids_bp, prompt_len_b)[1]
 
 
@@ -437,9 +456,9 @@ def extend(
 ) -> tuple[jax.Array, KV, jax.Array]:
     """Feeds `len_bg` new tokens to each row (right-padded in `ids_bgc`; 0 leaves a row as it is).
 
-    `prompt` [L,B,K,P,H] is shared by a group's rows; `rows` [L,B,K,G,S,H] holds `row_len_bg` tokens each and must have room.
-    Returns the float32 logits [B,G,V] after each row's last new token, the rows' cache with the new tokens written at each
-    row's own place, and the new lengths.
+    `prompt` [L,B,K,P,H] is shared by a group's rows; `rows` [L,B,K,G,S,H] holds `row_len_bg` tokens each and must
+    have room. Returns the float32 logits [B,G,V] after each row's last new token, the rows' cache with the new tokens
+    written at each row's own place, and the new lengths.
     """
     decoder = Decoder.from_params(config, params)
     pasts = [(prompt, prompt_mask(prompt, prompt_len_b)), (rows, row_mask(rows, row_len_bg))]
@@ -482,7 +501,8 @@ def unstack(stacked: Any) -> list[Any]:
 def cast_matrices(config: PolicyConfig, params: Params) -> Params:
     """Params with everything that is multiplied (not the norms' weights) in the compute dtype.
 
-    For loops that use the same params many times: the cast from the float32 masters happens once, with the same results.
+    For loops that use the same params many times: the cast from the float32 masters happens once, with the same
+    results.
     """
 
     def cast(path: tuple, x: jax.Array) -> jax.Array:

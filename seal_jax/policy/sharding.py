@@ -1,7 +1,8 @@
 """The mesh, and where each parameter and each batch lives on it.
 
-Axes: `data` (batch only), `fsdp` (batch, and parameters along the model width), `tensor` (heads, MLP width, vocabulary).
-The rule is per dimension letter, so a parameter's name says how it is sharded: `q_ldnh` -> (None, fsdp, tensor, None).
+Axes: `data` (batch only), `fsdp` (batch, and parameters along the model width), `tensor` (heads, MLP width,
+vocabulary). The rule is per dimension letter, so a parameter's name says how it is sharded: `q_ldnh` -> (None, fsdp,
+tensor, None).
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def check_batch(size: int, mesh: Mesh, name: str = "batch") -> None:
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     if size % ways:
         raise ValueError(
-            f"{name}={size} groups is not divisible by data*fsdp={ways} of the mesh; use a multiple of {ways} or a smaller mesh"
+            f"{name}={size} groups is not divisible by data*fsdp={ways} of the mesh; use a multiple of {ways} "
+            "or a smaller mesh"
         )
 
 

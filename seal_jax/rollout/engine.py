@@ -5,13 +5,15 @@ A session holds, on the device,
     prompt cache  [L, B, K, P, H]      computed once per group, read by all its rows (keys have H before P, see `KV`)
     rows' cache   [L, B, K, G, S, H]   every row at its own length; S grows from one declared bucket to the next
 
-`Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a `while_loop` that ends
-when every row has met a stop id or its limit). During a message the new keys go to a small buffer at a place common to all
-rows and the big caches are only read; they are written once, after the loop. A message's last token has not been through the model when the
-loop ends: it is kept as pending and leads the row's next chunk, so rows continue exactly where they stopped.
+`Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a
+`while_loop` that ends when every row has met a stop id or its limit). During a message the new keys go to a small
+buffer at a place common to all rows and the big caches are only read; they are written once, after the loop. A
+message's last token has not been through the model when the loop ends: it is kept as pending and leads the row's next
+chunk, so rows continue exactly where they stopped.
 
-Everything stands on the left and is padded on the right; masks come from lengths, never from ids, so a pad id that equals a stop
-id is harmless. Shapes come from declared buckets only and params are an argument: after each bucket has been met, nothing compiles.
+Everything stands on the left and is padded on the right; masks come from lengths, never from ids, so a pad id that
+equals a stop id is harmless. Shapes come from declared buckets only and params are an argument: after each bucket has
+been met, nothing compiles.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _CHUNK_OVERHEAD = 8
 
 @dataclass(frozen=True)
 class Sampled:
-    """One sampled message. `ids` include the stop id; `logps` are float32 log-probs of `ids` under the sampling distribution
-    (at temperature 1 when greedy); `truncated` says that a limit came before a stop id."""
+    """One sampled message. `ids` include the stop id; `logps` are float32 log-probs of `ids` under the sampling
+    distribution (at temperature 1 when greedy); `truncated` says that a limit came before a stop id."""
 
     ids: tuple[int, ...]
     logps: tuple[float, ...]
@@ -49,11 +51,11 @@ class Sampled:
 class RolloutEngine:
     """Compiled prefill, extend, decode and compaction for one model shape.
 
-    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt tokens, suffix
-    tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction may use beside the
-    session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the config's.
-    `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode with the layers
-    unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
+    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt
+    tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction
+    may use beside the session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the
+    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode with the
+    layers unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class RolloutEngine:
     ):
         if vocab_size is not None and vocab_size != config.vocab_size:
             raise ValueError(
-                f"engine.vocab_size={vocab_size} but policy.vocab_size={config.vocab_size}; training and sampling must mask the same "
-                "ids: use dataclasses.replace(config, vocab_size=...) for both"
+                f"engine.vocab_size={vocab_size} but policy.vocab_size={config.vocab_size}; training and sampling must "
+                "mask the same ids: use dataclasses.replace(config, vocab_size=...) for both"
             )
         if not stop_ids or any(not 0 <= i < config.vocab_size for i in stop_ids):
             raise ValueError(
@@ -110,7 +112,7 @@ class RolloutEngine:
         """
         return Session(self, params, prompts, rollouts)
 
-    # --- the compiled functions -----------------------------------------------------------------------------------------
+    # --- the compiled functions --------------------------------------------------------------------------------------
     def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         @functools.wraps(function)
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +160,9 @@ class RolloutEngine:
         seed_bg: jax.Array,
         temperature: jax.Array,
     ) -> tuple[KV, jax.Array, jax.Array, jax.Array]:
-        """Samples up to `limit` tokens a row. Returns the rows' cache, ids [B,G,N], log-probs [B,G,N] and counts [B,G]."""
+        """Samples up to `limit` tokens a row. Returns the rows' cache, ids [B,G,N], log-probs [B,G,N] and counts
+        [B,G].
+        """
         decoder = Decoder.from_params(self.config, cast_matrices(self.config, params))
         stop = jnp.asarray(sorted(self.stop_ids), jnp.int32)
         n_new = self.max_new_tokens
@@ -190,7 +194,8 @@ class RolloutEngine:
             buffer = (state["new"], jnp.arange(n_new) < fed)
             pasts = [prompt_past, rows_past, buffer]
             hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts, layers)
-            new = jax.tree.map(lambda kv, x: _put_token(kv, x, fed), state["new"], one, is_leaf=lambda x: isinstance(x, KV))
+            put = functools.partial(_put_token, place=fed)
+            new = list(map(put, state["new"], one)) if self.unroll else put(state["new"], one)
             return sample({**state, "new": new}, hidden_bgcd[:, :, 0])
 
         state = {
@@ -212,7 +217,9 @@ class RolloutEngine:
     def _repack_fn(
         self, prompt: KV, rows: KV, hidden_bgd: jax.Array, group_b: jax.Array, slot_bg: jax.Array, row_bg: jax.Array
     ) -> tuple[KV, KV, jax.Array]:
-        """A new grid: slot b gets the prompt of old slot group_b[b], its row g is old row (slot_bg[b, g], row_bg[b, g])."""
+        """A new grid: slot b gets the prompt of old slot group_b[b], its row g is old row (slot_bg[b, g], row_bg[b,
+        g]).
+        """
         # indices on both sides of a slice put their axes first: [B, G, L, K, S, H]
         moved = (jnp.transpose(x[:, slot_bg, :, row_bg], (2, 0, 3, 1, 4, 5)) for x in rows)
         return KV(*(x[:, group_b] for x in prompt)), KV(*moved), hidden_bgd[slot_bg, row_bg]
@@ -234,8 +241,9 @@ def sample_tokens(
 ) -> tuple[jax.Array, jax.Array]:
     """Samples from softmax(logits / temperature) and gives the float32 log-prob under that same distribution.
 
-    logits [..., V] float32 (masked ids at -inf); temperature scalar, 0 = greedy with log-probs at temperature 1; seed uint32 and
-    position int32 [...]: the noise of a row depends on these two alone, so neither neighbours nor batch shape can change it.
+    logits [..., V] float32 (masked ids at -inf); temperature scalar, 0 = greedy with log-probs at temperature 1; seed
+    uint32 and position int32 [...]: the noise of a row depends on these two alone, so neither neighbours nor batch
+    shape can change it.
     """
     greedy = temperature == 0.0
     scaled = logits / jnp.where(greedy, 1.0, temperature)
@@ -252,7 +260,9 @@ def sample_tokens(
 
 
 class Session:
-    """The episodes of some groups, from their prompts on. Made by `RolloutEngine.start`; params are fixed for its lifetime."""
+    """The episodes of some groups, from their prompts on. Made by `RolloutEngine.start`; params are fixed for its
+    lifetime.
+    """
 
     def __init__(self, engine: RolloutEngine, params: Params, prompts: Sequence[Sequence[int]], rollouts: int):
         self.engine, self.params = engine, params
@@ -287,7 +297,7 @@ class Session:
         self._grid = (batch, rollouts)
         self._capacity = 0
 
-    # --- what the host can ask ------------------------------------------------------------------------------------------
+    # --- what the host can ask ---------------------------------------------------------------------------------------
     def length(self, row: Row) -> int:
         """Tokens of the row so far: prompt and suffix, the pending one included."""
         return self.prompt_len[row[0]] + self._suffix_length(row)
@@ -309,16 +319,16 @@ class Session:
             )
         return self._written[row] + (row in self._pending)
 
-    # --- acting ---------------------------------------------------------------------------------------------------------
+    # --- acting ------------------------------------------------------------------------------------------------------
     def act(
         self, tokens: Mapping[Row, Sequence[int]], *, temperature: float, keys: Mapping[Row, int]
     ) -> dict[Row, Sampled]:
         """Feeds each row its new tokens, then samples its next message.
 
-        tokens: non-empty ids per row (what the template or the world adds after the row's last token). Rows not named are finished
-        for good. temperature: 0 is greedy. keys: a uint32 seed per row; the noise at a place depends on seed and position only, so one
-        seed can serve a whole episode. Raises ValueError if a row is finished or unknown, has no seed, gets no tokens or more
-        than `room(row) - 1` (one place must be left to sample into).
+        tokens: non-empty ids per row (what the template or the world adds after the row's last token). Rows not named
+        are finished for good. temperature: 0 is greedy. keys: a uint32 seed per row; the noise at a place depends on
+        seed and position only, so one seed can serve a whole episode. Raises ValueError if a row is finished or
+        unknown, has no seed, gets no tokens or more than `room(row) - 1` (one place must be left to sample into).
         """
         engine = self.engine
         if not tokens:
@@ -406,7 +416,7 @@ class Session:
         )
         return tuple(jax.device_get(sampled))
 
-    # --- the grid ---------------------------------------------------------------------------------------------------------
+    # --- the grid ----------------------------------------------------------------------------------------------------
     def _reserve(self, need: int) -> None:
         """Moves the rows to a suffix bucket that holds `need` tokens, if the present one does not."""
         engine = self.engine
@@ -421,8 +431,8 @@ class Session:
     def _compact(self) -> None:
         """Packs the live rows into a smaller grid when that at least nearly halves the work.
 
-        A group's rows may be spread over several slots (its prompt then stands in each), but never over more slots than the
-        largest group bucket.
+        A group's rows may be spread over several slots (its prompt then stands in each), but never over more slots
+        than the largest group bucket.
         """
         engine = self.engine
         groups: dict[int, list[Row]] = {}
@@ -475,7 +485,7 @@ class Session:
         return jax.device_put(array, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
 
 
-# --- host helpers ----------------------------------------------------------------------------------------------------------
+# --- host helpers ----------------------------------------------------------------------------------------------------
 def _buckets(name: str, sizes: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(sizes)
     if not sizes or any(size < 1 for size in sizes) or list(sizes) != sorted(set(sizes)):

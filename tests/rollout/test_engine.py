@@ -92,7 +92,7 @@ PROMPTS = [ids(np.random.default_rng(b), 3, 30) for b in range(3)]
 
 
 def test_recorded_logps_equal_the_full_forward_on_ragged_turns(engine):
-    suffix, logps, _ = play(engine, PROMPTS, 3, 3) if False else play(engine, PARAMS, PROMPTS, 3, 3)
+    suffix, logps, _ = play(engine, PARAMS, PROMPTS, 3, 3)
     assert check_against_forward(PROMPTS, suffix, logps) > 40
     assert len({len(tokens) for tokens in suffix.values()}) > 3  # the rows really are ragged
 
@@ -138,7 +138,10 @@ def test_greedy_is_deterministic_and_records_temperature_one(engine):
 
 def test_short_and_long_prompt_together_and_alone(engine):
     short, long = list(range(3, 6)), list(range(10, 19))
-    both = engine.start(PARAMS, [short, long], 1).act({(0, 0): [5], (1, 0): [5]}, temperature=0.0, keys={(0, 0): 0, (1, 0): 0})
+    rows = [(0, 0), (1, 0)]
+    both = engine.start(PARAMS, [short, long], 1).act(
+        dict.fromkeys(rows, [5]), temperature=0.0, keys=dict.fromkeys(rows, 0)
+    )
     for b, prompt in enumerate((short, long)):
         alone = engine.start(PARAMS, [prompt], 1).act({(0, 0): [5]}, temperature=0.0, keys={(0, 0): 0})[0, 0]
         assert alone.ids == both[b, 0].ids
@@ -190,7 +193,8 @@ def test_every_stop_id_ends_a_message_and_limits_truncate(engine):
     for seed in range(6):
         session = engine.start(PARAMS, PROMPTS, 4)
         rows = [(b, g) for b in range(3) for g in range(4)]
-        out = session.act({row: [3] for row in rows}, temperature=3.0, keys={row: 100 * seed + 10 * row[0] + row[1] for row in rows})
+        keys = {row: 100 * seed + 10 * row[0] + row[1] for row in rows}
+        out = session.act({row: [3] for row in rows}, temperature=3.0, keys=keys)
         for sampled in out.values():
             assert not set(sampled.ids[:-1]) & set(STOP)
             assert sampled.truncated == (sampled.ids[-1] not in STOP)
