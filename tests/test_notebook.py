@@ -30,8 +30,8 @@ def test_quickstart_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("SEAL_NOTEBOOK_WORKDIR", str(tmp_path / "run"))
     monkeypatch.setenv("SEAL_NOTEBOOK_FLAGS", SHRUNK)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    # One device: the forced devices of the other tests only cost time here.
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    # One device (the forced devices of the other tests only cost time here), and quick compiles instead of fast code.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
     notebook = nbformat.read(ROOT / "colab" / "quickstart.ipynb", as_version=4)
