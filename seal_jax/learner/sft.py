@@ -148,9 +148,8 @@ def sft_train(
         )
     )
     state = init_state(params, tx, mesh)
-    traces = [0]
     step = jax.jit(
-        partial(_step, traces, tx, partial(logp_fn, config), s.other_weight),
+        partial(_step, tx, partial(logp_fn, config), s.other_weight),
         donate_argnums=0,
         out_shardings=(state_shardings(state.params, tx, mesh), None),
     )
@@ -159,10 +158,10 @@ def sft_train(
     compiling, tokens, padded, recent, closing = 0.0, 0, 0, [], {}
     for i, prompts in enumerate(plan):
         micro = take(whole, prompts, buckets, per_step)
-        before, at = traces[0], time.perf_counter()
+        before, at = step._cache_size(), time.perf_counter()
         placed = micro if mesh is None else jax.device_put(micro, batch_sharding(mesh))
         state, metrics = step(state, placed)
-        if traces[0] > before:
+        if step._cache_size() > before:
             jax.block_until_ready(metrics)
             compiling += time.perf_counter() - at
         recent.append(metrics)
@@ -185,13 +184,11 @@ def sft_train(
         "tokens_per_s": tokens / seconds,
         "tokens_per_s_warm": tokens / max(seconds - compiling, 1e-9),
         "padding": 1.0 - tokens / padded,
-        "compilations": float(traces[0]),
+        "compilations": float(step._cache_size()),
     }
 
 
-def _step(traces, tx, logp, other_weight, state, m):
-    traces[0] += 1  # runs once per compilation
-
+def _step(tx, logp, other_weight, state, m):
     def loss(params):
         logp_bgs = logp(params, m.prompt_ids_bp, m.prompt_len_b, m.suffix_ids_bgs, m.suffix_len_bg)
         return sft_loss(logp_bgs, m, other_weight)

@@ -73,15 +73,20 @@ def own_buffers(tree: Any, *others: Any) -> Any:
 
     Donating a buffer that is also a reference policy's deletes the reference; donating one twice is an error.
     """
-    taken = {id(leaf) for other in others for leaf in jax.tree.leaves(other)}
+    taken = {_buffer(leaf) for other in others for leaf in jax.tree.leaves(other)}
 
     def own(leaf: Any) -> Any:
-        if id(leaf) in taken:
-            leaf = jnp.array(leaf, copy=True)
-        taken.add(id(leaf))
+        if _buffer(leaf) in taken:
+            leaf = jax.device_put(jnp.array(leaf, copy=True), leaf.sharding)
+        taken.add(_buffer(leaf))
         return leaf
 
     return jax.tree.map(own, tree)
+
+
+def _buffer(leaf: jax.Array) -> int:
+    """The address of the leaf's first local shard: two array objects may stand for one buffer."""
+    return leaf.addressable_shards[0].data.unsafe_buffer_pointer()
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -100,10 +105,12 @@ def check_masters(params: Params) -> None:
 def init_state(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh | None = None) -> TrainState:
     """A train state around `params` (taken over, not copied); the optimiser's moments are born sharded like them."""
     check_masters(params)
-    params = own_buffers(jax.tree.map(jnp.asarray, params))
+    params = jax.tree.map(jnp.asarray, params)
     if mesh is not None and any(x.sharding.device_set != set(mesh.devices.flat) for x in jax.tree.leaves(params)):
         raise ValueError("params do not live on the mesh; lay them out with policy.sharding.shard_params first")
     shardings = state_shardings(params, optimizer, mesh)
+    # Committed to their devices from the start: uncommitted first arguments would compile every function twice.
+    params = own_buffers(jax.device_put(params, shardings.params))
     opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
     return TrainState(params, opt_state, jax.device_put(np.int32(0), shardings.step))
 
@@ -158,38 +165,22 @@ class Learner:
 
         self._tx = make_optimizer(self.optimizer)
         self.state = init_state(params, self._tx, mesh)
+        shardings = state_shardings(self.state.params, self._tx, mesh)
+        of_params = shardings.params
         self.reference: Params | None = None
         if self.loss.kl_coef:
             source = self.state.params if reference_params is None else reference_params
-            self.reference = own_buffers(jax.tree.map(jnp.asarray, source), self.state.params)
+            self.reference = own_buffers(jax.device_put(source, of_params), self.state.params)
 
-        self._traces: Counter[str] = Counter()
-        shardings = state_shardings(self.state.params, self._tx, mesh)
-        of_params = shardings.params
         logp = partial(_logp, logp_fn, config, self.settings.temperature)
-        self._score = jax.jit(self._counted("score", logp))
-        self._zeros = jax.jit(
-            self._counted("zeros", lambda params: jax.tree.map(jnp.zeros_like, params)), out_shardings=of_params
-        )
+        self._score = jax.jit(logp)
+        self._zeros = jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params), out_shardings=of_params)
         self._accumulate = jax.jit(
-            self._counted("accumulate", partial(_accumulate, logp, self.loss)),
-            donate_argnums=0,
-            out_shardings=(of_params, None),
+            partial(_accumulate, logp, self.loss), donate_argnums=0, out_shardings=(of_params, None)
         )
-        self._mass = jax.jit(self._counted("weight_mass", partial(_mass, self.loss)))
-        self._norm = jax.jit(self._counted("norm", global_norm))
-        self._apply = jax.jit(
-            self._counted("apply", partial(_apply, self._tx)), donate_argnums=0, out_shardings=(shardings, None)
-        )
-
-    def _counted(self, name: str, function: Callable) -> Callable:
-        """Counts traces: the Python body of a jitted function runs once per compilation."""
-
-        def counted(*args: Any) -> Any:
-            self._traces[name] += 1
-            return function(*args)
-
-        return counted
+        self._mass = jax.jit(partial(_mass, self.loss))
+        self._norm = jax.jit(partial(global_norm))  # a function of our own: jit shares the cache of equal functions
+        self._apply = jax.jit(partial(_apply, self._tx), donate_argnums=0, out_shardings=(shardings, None))
 
     @property
     def params(self) -> Params:
@@ -197,8 +188,13 @@ class Learner:
 
     @property
     def compilations(self) -> dict[str, int]:
-        """How often each jitted function has been compiled; bounded by the number of bucket pairs."""
-        return dict(self._traces)
+        """How often each jitted function has been compiled; bounded by the number of bucket pairs.
+
+        Counted where jax keeps the executables: a trace can be reused where a compilation is not.
+        """
+        names = ("score", "zeros", "weight_mass", "accumulate", "norm", "apply")
+        functions = (self._score, self._zeros, self._mass, self._accumulate, self._norm, self._apply)
+        return {name: function._cache_size() for name, function in zip(names, functions, strict=True)}
 
     def _put(self, micro: Batch) -> Batch:
         return micro if self.mesh is None else jax.device_put(micro, batch_sharding(self.mesh))
@@ -260,7 +256,7 @@ class Learner:
             "tokens/padded": float(counts["padded"]),
             "seconds/score": scored - started,
             "seconds/update": done - scored,
-            "compilations": float(sum(self._traces.values())),
+            "compilations": float(sum(self.compilations.values())),
         }
 
     def _step(

@@ -62,11 +62,10 @@ def after(batch, rounds=1, **kw):
     return one.params, metrics
 
 
-@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
-def test_split_into_micro_batches_does_not_matter(aggregation):
+def test_split_into_micro_batches_does_not_matter():
     """ms-swift#10117, TRL #5619: the same batch as 1x8, 4x2 and 3+3+2 gives the same step."""
     batch = some_batch()
-    loss = LossSettings(reweight="turn", aggregation=aggregation)
+    loss = LossSettings(reweight="turn", aggregation="seq-mean-token-mean")
     whole, metrics = after(batch, loss=loss, skip_zero_advantage=False, prompts_per_micro=8)
     for per_micro, skip in ((2, False), (3, True)):
         params, other = after(batch, loss=loss, prompts_per_micro=per_micro, skip_zero_advantage=skip)
@@ -119,10 +118,9 @@ def test_all_masked_counts_and_does_nothing():
     """unsloth-zoo PR#1286: nothing in the loss: no NaN, zero gradient, and it is counted."""
     batch = some_batch((2, 3), rewards=[[1.0, 0.0, 0.0]] * 2)
     batch.loss_mask_bgs[:] = False
-    for skip in (True, False):
-        params, metrics = after(batch, skip_zero_advantage=skip)
-        assert metrics["minibatches/empty"] == 1 and metrics["norm/gradient"] == 0
-        tree_close(params, toy_params(), atol=0)
+    params, metrics = after(batch)
+    assert metrics["minibatches/empty"] == 1 and metrics["norm/gradient"] == 0 and metrics["loss/total"] == 0
+    tree_close(params, toy_params(), atol=0)
     batch = some_batch((2, 3), rewards=[[1.0] * 3] * 2)  # all groups skipped: still a (zero) step
     params, metrics = after(batch)
     assert metrics["groups/skipped"] == 2 and metrics["minibatches/empty"] == 0
@@ -205,10 +203,10 @@ def test_no_reference_forward_without_kl():
 def test_second_update_compiles_nothing():
     """Other lengths, rewards and utilities in the same buckets reuse every compiled function."""
     loss, two = LossSettings(reweight="release", normalize_weights=True), Buckets((4,), (8, 16), turns=4)
-    one = learner(loss=loss, minibatches=2, buckets=two)
+    one = learner(loss=loss, minibatches=2, prompts_per_micro=1, buckets=two)
     seen = []
     for r in range(4):
-        sizes = np.random.default_rng(r).permutation([5, 2, 9, 3, 8 + r % 2, 7, 4, 1 + r])
+        sizes = [1, 1, 1, 1, 9, 8 - r, 7, 6 + r]  # half of each bucket, in every mini-batch
         batch = some_batch(tuple(sizes), seed=r, buckets=two)
         one.update(batch, round=r, utility_z=RHO * (1 - 0.1 * r))
         seen.append(one.compilations)
