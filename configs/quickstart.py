@@ -20,6 +20,15 @@ def get_config() -> ConfigDict:
 
     c.warm_start.enabled = True
 
+    # Prompts have 120-180 tokens, rows up to 400.
+    c.buckets.prompt = (192,)
+    c.buckets.suffix = (128, 256, 448)
+    c.buckets.chunk = (8, 32)
+    c.buckets.groups = (4, 16)
+    c.limits.max_new_tokens = 32
+    c.limits.max_observation_tokens = 64
+    c.eval.groups_per_wave = 64
+
     c.rounds = 12
     c.tasks_per_round = 16
     c.rollouts = 8

@@ -9,6 +9,7 @@ an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -24,15 +25,23 @@ _MODE = flags.DEFINE_enum(
     "train: run (or resume) the closed loop, with strict evaluation before and after. "
     "eval: strict evaluation of the workdir's latest checkpoint (or of the starting policy when there is none).",
 )
+_CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Folder of compiled programs; '' = none.")
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
     # Imported late, so that --help and a misspelt flag answer at once.
+    import jax
+
     from seal_jax.config import validate
     from seal_jax.loop import evaluate_only, train
+    from seal_jax.telemetry.logs import quiet_libraries
 
+    quiet_libraries()
+    # Compiled programs are kept between runs: the second run of a recipe starts at once.
+    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value) if _CACHE.value else None)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
     try:
         validate(_CONFIG.value)
         run = {"train": train, "eval": evaluate_only}[_MODE.value]
@@ -48,7 +57,17 @@ def run() -> None:
     """Entry point of the `seal-jax` command."""
     flags.DEFINE_bool("showtraceback", False, "Show the whole traceback of a configuration error.")
     flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main)
+    app.run(main, flags_parser=parse)
+
+
+def parse(argv: list[str]) -> list[str]:
+    """absl's flag parser, with one line instead of a traceback for a recipe or a setting that is not there."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError, ValueError, TypeError, OSError) as error:
+        what = " ".join(str(error).split()).strip("\"'")
+        print(f"error: {what} (in {' '.join(argv[1:])}); seal_jax/config.py lists every setting", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":
