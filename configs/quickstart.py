@@ -22,7 +22,7 @@ def get_config() -> ConfigDict:
 
     # Prompts have 120-180 tokens, rows up to 400.
     c.buckets.prompt = (192,)
-    c.buckets.suffix = (128, 256, 448)
+    c.buckets.suffix = (128, 192, 256, 512)
     c.buckets.chunk = (8, 32)
     c.buckets.groups = (4, 16)
     c.limits.max_new_tokens = 32

@@ -97,6 +97,7 @@ def default_config() -> ConfigDict:
     c.warm_start = ConfigDict()  # supervised start for policies from random weights
     c.warm_start.enabled = False
     c.warm_start.demos = 2400  # demonstrations of the teacher
+    c.warm_start.group = 4  # of them in a row have the same tools, and share the computation of their docs
     c.warm_start.fixed_share = 0.35  # of them in the training domains; the rest in random skins
     c.warm_start.cued_share = 0.3  # demonstrations in which cues are shown
     c.warm_start.epochs = 4

@@ -6,7 +6,10 @@ so a demonstration has the very tokens that the policy will meet. Some are playe
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from absl import logging
@@ -26,7 +29,7 @@ from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.model import init_params
 from seal_jax.rollout.episode import Episode, Limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
-from seal_jax.types import Call, CallResult, ErrorKind, ParseError, Trajectory
+from seal_jax.types import Call, CallResult, ErrorKind, ParseError, Segment, Trajectory
 
 
 def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None, timer: PhaseTimer) -> Policy:
@@ -49,11 +52,15 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
         habits, avoid = Habits(**ws.habits.to_dict()), make_suite(config.suite, **config.suite_options).user_texts
-        chosen = demonstrations(config.seed, ws.demos, habits, fixed_share=ws.fixed_share, avoid=avoid)
+        chosen = demonstrations(
+            config.seed, ws.demos, habits, fixed_share=ws.fixed_share, per_skin=ws.group, avoid=avoid
+        )
         demos = [
             play_demonstration(demo, chat, tokenizer, limits, random_interface(settings, rng, ws.cued_share))
-            for demo in chosen
+            for demo in demonstrations(config.seed, ws.demos, habits, **options)
         ]
+        demos = share_prompts(demos, ws.group)
+        demos = [d for d in demos if d.stop == "completed" and len(d.suffix_ids) <= limits.max_suffix_tokens]
     with timer.phase("warm_start"):
         params, metrics = sft_train(
             policy,
@@ -61,6 +68,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
             demos,
             SftSettings(
                 epochs=ws.epochs,
+                group=ws.group,
                 rows_per_step=ws.rows_per_step,
                 learning_rate=ws.learning_rate,
                 other_weight=ws.other_weight,
@@ -108,6 +116,19 @@ def random_interface(settings: InterfaceSettings, rng: random.Random, share: flo
     if most == 0 or rng.random() >= share:
         return BARE
     return Interface(active=tuple(rng.sample(usable, rng.randint(1, most))), settings=settings)
+
+
+def share_prompts(demos: Sequence[Trajectory], group: int) -> list[Trajectory]:
+    """Lets `group` demonstrations in a row share a prompt: what their prompts have in common stays the prompt, the rest
+    opens the suffix. A row's tokens, and so its loss, do not change; only the work shrinks."""
+    shared = []
+    for i in range(0, len(demos), group):
+        rows = demos[i : i + group]
+        n = len(os.path.commonprefix([d.prompt_ids for d in rows]))
+        for d in rows:
+            rest = (Segment(d.prompt_ids[n:], "user", 0),) if n < len(d.prompt_ids) else ()
+            shared.append(replace(d, prompt_ids=d.prompt_ids[:n], segments=rest + d.segments))
+    return shared
 
 
 def cue_texts(settings: InterfaceSettings, seed: int) -> list[str]:

@@ -59,13 +59,15 @@ class PolicyConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "block"] = "none"  # "block": a layer's activations are recomputed in the backward pass
     head_chunk: int = 2048  # tokens whose logits exist at one time
-    attention_budget: int = 2**25  # attention scores (elements) that exist at one time; decides the query block
+    attention_budget: int | None = None  # attention scores (elements) that exist at one time; None suits the backend
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_position",
-                     "head_chunk", "attention_budget"):  # fmt: skip
+                     "head_chunk"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"policy.{name}={getattr(self, name)} must be at least 1")
+        if self.attention_budget is not None and self.attention_budget < 1:
+            raise ValueError(f"policy.attention_budget={self.attention_budget} must be positive, or None")
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"policy.n_heads={self.n_heads} is not a multiple of n_kv_heads={self.n_kv_heads}; "

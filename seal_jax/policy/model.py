@@ -40,6 +40,8 @@ from seal_jax.policy.sharding import param_shardings
 
 #: Score of a key that may not be seen. Finite, so that a row without any real key stays free of NaN.
 _HIDDEN = -1e30
+#: Attention scores that exist at one time where the config leaves it open: a gigabyte, or what a CPU's caches like.
+_BUDGET, _CPU_BUDGET = 2**28, 2**22
 
 
 class KV(NamedTuple):
@@ -105,7 +107,7 @@ def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
 
 
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int) -> jax.Array:
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int | None) -> jax.Array:
     """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,H,S].
 
     The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no
@@ -136,6 +138,8 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
             )
         return (out / total).astype(v.dtype)
 
+    if budget is None:
+        budget = _CPU_BUDGET if jax.default_backend() == "cpu" else _BUDGET
     length = q.shape[-2]
     size = _block_size(length, scores_per_query=q.size // (length * q.shape[-1]) * n_keys, budget=budget)
     if size == length:
@@ -194,13 +198,12 @@ class Decoder(nnx.Module):
     def embed(self, ids: jax.Array) -> jax.Array:
         return self.embed_vd[...][ids].astype(self.config.compute_dtype)
 
-    def block(self, layer: Params, x: jax.Array, rotation: tuple, pasts: Sequence[_Past]) -> tuple[jax.Array, tuple]:
-        """One layer on x [B,G,S,D]. Returns x and this layer's own keys [B,K,G,H,S] and values [B,K,G,S,H]."""
+    def block(self, layer: Params, x_btd: jax.Array, rotation: tuple, attention: Any) -> tuple[jax.Array, Any]:
+        """One layer. `attention(q_btnh, k_btkh, v_btkh)` decides who sees whom; it gives mixed values [B,T,N*H] and
+        what to keep.
+        """
         config = self.config
-        batch, rows, length, _ = x.shape
-        n_kv, repeat = config.n_kv_heads, config.n_heads // config.n_kv_heads
-
-        y = _rms_norm(x, layer["attn_norm_ld"], config.norm_eps)
+        y = _rms_norm(x_btd, layer["attn_norm_ld"], config.norm_eps)
         q, k, v = _dense(y, layer["q_ldnh"]), _dense(y, layer["k_ldkh"]), _dense(y, layer["v_ldkh"])
         if config.qkv_bias:
             q = q + layer["q_bias_lnh"].astype(q.dtype)
@@ -209,19 +212,27 @@ class Decoder(nnx.Module):
         if config.qk_norm:  # before RoPE
             q = _rms_norm(q, layer["q_norm_lh"], config.norm_eps)
             k = _rms_norm(k, layer["k_norm_lh"], config.norm_eps)
-        q, k = _rotate(q, rotation), _rotate(k, rotation)
-        # consecutive query heads share a key/value head: n = k * repeat + r
-        q = q.reshape(batch, rows, length, n_kv, repeat, config.head_dim).transpose(0, 3, 1, 4, 2, 5)
-        k, v = k.transpose(0, 3, 1, 4, 2), v.transpose(0, 3, 1, 2, 4)
-        mixed = _attend(q, k, v, pasts, config.attention_budget)
-        mixed = mixed.transpose(0, 2, 4, 1, 3, 5).reshape(batch, rows, length, config.n_heads * config.head_dim)
-        x = x + _dense(mixed, layer["o_lnhd"].reshape(-1, config.d_model))
-
+        mixed, kept = attention(_rotate(q, rotation), _rotate(k, rotation), v)
+        x = x_btd + _dense(mixed, layer["o_lnhd"].reshape(-1, config.d_model))
         y = _rms_norm(x, layer["mlp_norm_ld"], config.norm_eps)
-        return x + _dense(nnx.silu(_dense(y, layer["gate_ldf"])) * _dense(y, layer["up_ldf"]), layer["down_lfd"]), (
-            k,
-            v,
-        )
+        return x + _dense(nnx.silu(_dense(y, layer["gate_ldf"])) * _dense(y, layer["up_ldf"]), layer["down_lfd"]), kept
+
+    def row_attention(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, rows: int, pasts: Sequence[_Past] = ()
+    ) -> tuple[jax.Array, KV]:
+        """Attention of `rows` rows that stand side by side in t: each sees the pasts and, causally, itself.
+
+        Returns mixed values [B,T,N*H] and the rows' own keys [B,K,G,H,S] and values [B,K,G,S,H].
+        """
+        config = self.config
+        batch, tokens = q.shape[:2]
+        n_kv, repeat, head_dim = config.n_kv_heads, config.n_heads // config.n_kv_heads, config.head_dim
+        # consecutive query heads share a key/value head: n = k * repeat + r
+        q = q.reshape(batch, rows, -1, n_kv, repeat, head_dim).transpose(0, 3, 1, 4, 2, 5)
+        k = k.reshape(batch, rows, -1, n_kv, head_dim).transpose(0, 3, 1, 4, 2)
+        v = v.reshape(batch, rows, -1, n_kv, head_dim).transpose(0, 3, 1, 2, 4)
+        mixed = _attend(q, k, v, pasts, config.attention_budget)
+        return mixed.transpose(0, 2, 4, 1, 3, 5).reshape(batch, tokens, -1), KV(k, v)
 
     def _scan(self, body: Any, carry: Any, *stacked: Any) -> tuple[Any, Any]:
         """Runs body(carry, layer, *slices) -> (carry, out) over the layers."""
@@ -235,34 +246,42 @@ class Decoder(nnx.Module):
 
     def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
         """The prompts alone: final hidden states [B,P,D] and their cache."""
-        rotation = _rotation(self.config, jnp.arange(prompt_ids_bp.shape[1])[None, None])
-        x = self.embed(_clean(prompt_ids_bp, prompt_len_b))[:, None]  # a group with one row
+        rotation = _rotation(self.config, jnp.arange(prompt_ids_bp.shape[1])[None])
 
-        def body(x: jax.Array, layer: Params) -> tuple[jax.Array, tuple]:
-            return self.block(layer, x, rotation, ())
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KV]:
+            mixed, kv = self.row_attention(q, k, v, rows=1)
+            return mixed, KV(kv.keys[:, :, 0], kv.values[:, :, 0])
 
-        x, (keys, values) = self._scan(body, x)
-        return self.final_norm(x[:, 0]), KV(keys[:, :, :, 0], values[:, :, :, 0])
+        x, kv = self._scan(
+            lambda x, layer: self.block(layer, x, rotation, attention), self.embed(_clean(prompt_ids_bp, prompt_len_b))
+        )
+        return self.final_norm(x), kv
 
     def suffix_hidden(self, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg) -> jax.Array:
-        """Final hidden states [B,G,S,D] of the rows. Prompt and rows go through the layers side by side, in one
-        scan.
+        """Final hidden states [B,G,S,D] of the rows.
+
+        A group's tokens, t = [prompt, row 0, row 1, ...], go through each layer together; only attention tells them
+        apart.
         """
-        p, s = prompt_ids_bp.shape[1], suffix_ids_bgs.shape[2]
-        prompt_rotation = _rotation(self.config, jnp.arange(p)[None, None])
-        rotation = _rotation(self.config, prompt_len_b[:, None, None] + jnp.arange(s))
+        (batch, p), (_, rows, s) = prompt_ids_bp.shape, suffix_ids_bgs.shape
         prompt_valid = _first(prompt_len_b, p)[:, None, None, None, None]
-        x_prompt = self.embed(_clean(prompt_ids_bp, prompt_len_b))[:, None]
-        x = self.embed(_clean(suffix_ids_bgs, suffix_len_bg))
 
-        def body(carry: tuple, layer: Params) -> tuple[tuple, None]:
-            x_prompt, x = carry
-            x_prompt, (keys, values) = self.block(layer, x_prompt, prompt_rotation, ())
-            x, _ = self.block(layer, x, rotation, (_Past(keys[:, :, 0], values[:, :, 0], prompt_valid),))
-            return (x_prompt, x), None
+        def join(prompt: jax.Array, suffix: jax.Array) -> jax.Array:
+            return jnp.concatenate([prompt, suffix.reshape(batch, rows * s)], axis=1)
 
-        (_, x), _ = self._scan(body, (x_prompt, x))
-        return self.final_norm(x)
+        positions = prompt_len_b[:, None, None] + jnp.arange(s)
+        positions = join(jnp.broadcast_to(jnp.arange(p), (batch, p)), jnp.broadcast_to(positions, (batch, rows, s)))
+        rotation = _rotation(self.config, positions)
+
+        def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
+            in_prompt, kv = self.row_attention(q[:, :p], k[:, :p], v[:, :p], rows=1)
+            past = _Past(kv.keys[:, :, 0], kv.values[:, :, 0], prompt_valid)
+            in_rows, _ = self.row_attention(q[:, p:], k[:, p:], v[:, p:], rows, [past])
+            return jnp.concatenate([in_prompt, in_rows], axis=1), None
+
+        x = self.embed(join(_clean(prompt_ids_bp, prompt_len_b), _clean(suffix_ids_bgs, suffix_len_bg)))
+        x, _ = self._scan(lambda x, layer: self.block(layer, x, rotation, attention), x)
+        return self.final_norm(x[:, p:].reshape(batch, rows, s, -1))
 
     def extend(
         self, ids_bgc: jax.Array, first_bg: jax.Array, pasts: Sequence[tuple[Any, jax.Array]], layers: Any = None
@@ -277,21 +296,24 @@ class Decoder(nnx.Module):
         with one per layer. That is for decoding on CPU, where a scan would copy each layer's cache and weights at
         every token.
         """
-        rotation = _rotation(self.config, first_bg[..., None] + jnp.arange(ids_bgc.shape[2]))
+        batch, rows, c = ids_bgc.shape
+        positions = first_bg[..., None] + jnp.arange(c)
+        rotation = _rotation(self.config, positions.reshape(batch, rows * c))
         caches, valids = [kv for kv, _ in pasts], [valid for _, valid in pasts]
 
-        def body(x: jax.Array, layer: Params, caches: Sequence[KV]) -> tuple[jax.Array, tuple]:
-            return self.block(layer, x, rotation, [_Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)])
+        def body(x: jax.Array, layer: Params, caches: Sequence[KV]) -> tuple[jax.Array, KV]:
+            seen = [_Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)]
+            return self.block(layer, x, rotation, lambda q, k, v: self.row_attention(q, k, v, rows, seen))
 
-        x = self.embed(ids_bgc)
+        x = self.embed(ids_bgc.reshape(batch, rows * c))
         if layers is None:
             x, new = self._scan(body, x, caches)
-            return self.final_norm(x), KV(*new)
-        news = []
-        for i, layer in enumerate(layers):
-            x, new = body(x, layer, [cache[i] for cache in caches])
-            news.append(KV(*new))
-        return self.final_norm(x), news
+        else:
+            new = []
+            for i, layer in enumerate(layers):
+                x, one = body(x, layer, [cache[i] for cache in caches])
+                new.append(one)
+        return self.final_norm(x.reshape(batch, rows, c, -1)), new
 
     def layer_params(self) -> Params:
         """The stacked parameters of the blocks as a dict."""

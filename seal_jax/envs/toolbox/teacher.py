@@ -310,14 +310,17 @@ def demonstrations(
     habits: Habits | None = None,
     *,
     fixed_share: float = 0.35,
+    per_skin: int = 1,
     avoid: Collection[str] = (),
 ) -> Iterator[Demo]:
     """`n` demonstrations of all kinds and categories, from scenarios that no split holds.
 
     Args:
-      seed: demonstrations are a function of (seed, index, habits, fixed_share).
+      seed: demonstrations are a function of (seed, index, habits, fixed_share, per_skin).
       fixed_share: share played in the training domains; the rest in random skins, which never use a held-out
         domain's tool name.
+      per_skin: so many in a row have the same skin, category and order of tools, so that their prompts begin alike and
+        can be computed together.
       avoid: user texts that must not come up (`ToolboxSuite.user_texts`).
     """
     if not 0.0 <= fixed_share <= 1.0:
@@ -325,16 +328,19 @@ def demonstrations(
     habits = Habits() if habits is None else habits
     kinds = tuple(KINDS)
     for i in range(n):
-        rng = random.Random(f"toolbox/demo/{seed}/{i}")
-        if rng.random() < fixed_share:
-            skin = rng.choice(TRAIN_SKINS)
+        block = i // per_skin
+        shared, rng = random.Random(f"toolbox/demo/{seed}/skin/{block}"), random.Random(f"toolbox/demo/{seed}/{i}")
+        if shared.random() < fixed_share:
+            skin = shared.choice(TRAIN_SKINS)
         else:
-            skin = random_skin(rng, kinds[(i // len(CATEGORIES)) % len(kinds)])
+            skin = random_skin(shared, kinds[(block // len(CATEGORIES)) % len(kinds)])
+        order = shared.sample(sorted(skin.tool_names), len(skin.tool_names))
         taken = set(avoid) if avoid else None
         troubles = troubles_at(rng.random())
         scenario = make_scenario(
             f"demo{seed}-{i:05d}", skin, f"toolbox/demo/{seed}/{i}", troubles=troubles, taken=taken
         )
-        built = make_task(scenario, CATEGORIES[i % len(CATEGORIES)])
+        scenario = replace(scenario, tools=tuple(sorted(scenario.tools, key=lambda doc: order.index(doc["name"]))))
+        built = make_task(scenario, CATEGORIES[block % len(CATEGORIES)])
         suite = TaskStore({"demo": (built,)})
         yield Demo(built.task, suite, Teacher(built.task, suite, rng, habits))
