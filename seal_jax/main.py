@@ -66,6 +66,8 @@ def parse(argv: list[str]) -> list[str]:
         return app.parse_flags_with_usage(argv)
     except (AttributeError, KeyError, ValueError, TypeError, OSError) as error:
         what = " ".join(str(error).split()).strip("\"'")
+        if isinstance(error, AttributeError | KeyError):
+            what = f"unknown setting {what!r}"
         print(f"error: {what} (in {' '.join(argv[1:])}); seal_jax/config.py lists every setting", file=sys.stderr)
         sys.exit(2)
 

@@ -57,7 +57,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
         )
         demos = [
             play_demonstration(demo, chat, tokenizer, limits, random_interface(settings, rng, ws.cued_share))
-            for demo in demonstrations(config.seed, ws.demos, habits, **options)
+            for demo in chosen
         ]
         demos = share_prompts(demos, ws.group)
         demos = [d for d in demos if d.stop == "completed" and len(d.suffix_ids) <= limits.max_suffix_tokens]

@@ -1,0 +1,134 @@
+"""The whole loop on a toy policy: it runs, it records, and a resumed run is the uninterrupted one."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from configs import quickstart
+from seal_jax.checkpoints import Checkpoints
+from seal_jax.config import validate
+from seal_jax.loop import evaluate_only, train
+from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
+
+#: The noise of the clock, and what a second process counts anew.
+UNSTABLE = ("time/", "seconds/", "count/", "memory/", "compilations")
+
+
+def toy(**changes):
+    config = quickstart.get_config()
+    config.update_from_flattened_dict(
+        {
+            "rounds": 2,
+            "tasks_per_round": 2,
+            "rollouts": 2,
+            "suite_options": {"train": 2, "val": 1, "test": 1, "ood": 1},
+            "policy.overrides": {"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "d_ff": 16},
+            "buckets.suffix": (512,),
+            "buckets.chunk": (32,),
+            "buckets.groups": (4,),
+            "limits.max_new_tokens": 8,
+            "limits.max_steps": 4,
+            "interface.pinned": ("recovery_failure", "spurious_tool_call"),
+            "interface.max_cues": 5,
+            "learner.minibatches": 1,
+            "learner.prompts_per_micro": 2,
+            "learner.skip_zero_advantage": False,
+            "loss.kl_coef": 0.01,
+            "warm_start.demos": 8,
+            "warm_start.epochs": 1,
+            "warm_start.rows_per_step": 4,
+            "eval.every": 1,
+            "eval.val": 2,
+            "eval.test": 2,
+            "eval.ood": 2,
+            "checkpoint.every": 1,
+        }
+        | changes
+    )
+    validate(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("straight")
+    summary = train(toy(), workdir)
+    return workdir, summary
+
+
+def test_a_run_leaves_its_record(straight):
+    workdir, summary = straight
+    lines = list(read_jsonl(workdir / "metrics.jsonl"))
+    assert [(x["round"], x["kind"]) for x in lines if x["kind"] == "train"] == [(1, "train"), (2, "train")]
+    assert sum(x["kind"] == "eval" for x in lines) == 2 + 2 + 2  # test and ood before, val twice, test and ood after
+    last = [x for x in lines if x["kind"] == "train"][-1]["metrics"]
+    for name in ("train/success", "profile/pass", "loss/policy", "loss/kl", "time/decode", "count/compilations"):
+        assert name in last
+    assert last["sampler_gap/max"] < 1e-3  # sampler and trainer agree on the log-probs of the same weights
+    assert set(summary["evaluations"]) == {"test", "ood"} and summary["round"] == 2
+    assert json.loads((workdir / "summary.json").read_text())["round"] == 2
+    assert (workdir / "figures" / "success.png").exists() and list((workdir / "tb").glob("events*"))
+    rows = read_trajectories(workdir / "trajectories" / "00002.train.jsonl.gz")
+    assert rows and {"prompt_ids", "segments", "labels", "reward"} <= rows[0].keys()
+    interfaces = list(read_jsonl(workdir / "interface.jsonl"))
+    assert [x["round"] for x in interfaces] == [1, 2]
+
+
+def test_half_of_each_group_saw_the_pinned_cues(straight):
+    rows = read_trajectories(straight[0] / "trajectories" / "00001.train.jsonl.gz")
+    for row in rows:
+        shown = any(s["source"] == "cue" for s in row["segments"])
+        assert shown == row["cued"]
+    assert 0 < sum(r["cued"] for r in rows) < len(rows)
+    for split in ("test", "ood", "val"):
+        for path in (straight[0] / "trajectories").glob(f"*.{split}.jsonl.gz"):
+            assert not any(s["source"] == "cue" for r in read_trajectories(path) for s in r["segments"])
+
+
+def test_resumed_is_uninterrupted(straight, tmp_path):
+    """One round, then a new process state, then the second round: same rows, same losses, same parameters, same Ω."""
+    train(toy(rounds=1), tmp_path)
+    train(toy(), tmp_path)
+    whole, resumed = (list(read_jsonl(w / "metrics.jsonl")) for w in (straight[0], tmp_path))
+    whole = [x for x in whole if x["kind"] == "train"]
+    resumed = [x for x in resumed if x["kind"] == "train"]
+    assert [x["round"] for x in resumed] == [1, 2]
+    for a, b in zip(whole, resumed, strict=True):
+        stable = {k for k in a["metrics"] if not k.startswith(UNSTABLE)}
+        assert {k: a["metrics"][k] for k in stable} == {k: b["metrics"][k] for k in stable}
+        assert a["cues"] == b["cues"]
+    for name in ("00001.train.jsonl.gz", "00002.train.jsonl.gz"):
+        assert (straight[0] / "trajectories" / name).read_bytes() == (tmp_path / "trajectories" / name).read_bytes()
+    states = [Checkpoints(w / "checkpoints") for w in (straight[0], tmp_path)]
+    hosts = [c.restore_host() for c in states]
+    for key in ("batches", "interface", "profile", "weights", "before"):
+        assert hosts[0][key] == hosts[1][key]
+    assert states[0].best == states[1].best
+
+
+def test_a_finished_run_only_reports(straight):
+    workdir, summary = straight
+    again = evaluate_only(toy(), workdir)
+    assert again["evaluations"] == summary["evaluations"]
+
+
+def test_a_workdir_of_another_config_is_refused(straight):
+    with pytest.raises(ValueError, match="belongs to another config .*rollouts: 2 there, 4 here"):
+        train(toy(rollouts=4), straight[0])
+
+
+def test_prompts_that_do_not_fit_are_refused_before_anything_compiles(tmp_path):
+    with pytest.raises(ValueError, match=r"its prompt has \d+ tokens, more than config.buckets.prompt\[-1\]=64"):
+        train(toy(**{"buckets.prompt": (64,), "warm_start.enabled": False}), tmp_path)
+
+
+def test_training_changes_the_policy_only_where_it_should(straight):
+    """The starting policy is kept beside the run; the trained one differs from it."""
+    from seal_jax.policy.hf import load_hf
+
+    config, start = load_hf(straight[0] / "start")
+    like = jax.eval_shape(lambda: start)
+    assert like["embed_vd"].shape[1] == 16 == config.d_model
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(start))
