@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from seal_jax.diagnosis import diagnose
 from seal_jax.evaluation.strict import Evaluation, evaluate
 from seal_jax.interface import evolve
-from seal_jax.learner.batch import make_batch
+from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
 
 
@@ -59,7 +59,7 @@ def seal_round(run: Run) -> None:
 
     # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
     with run.timer.phase("update"):
-        strip = "positive" if config.interface.strip_in_update else "none"
+        strip: Strip = "positive" if config.interface.strip_in_update else "none"
         batch = make_batch(groups, rewards, diagnoses, buckets=run.learner.buckets, strip=strip)
         learned = run.learner.update(batch, round=t, utility_z=run.utility(verdicts))
 

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     try:
         validate(_CONFIG.value)
         run = {"train": train, "eval": evaluate_only}[_MODE.value]
-        run(_CONFIG.value, Path(_WORKDIR.value))
+        run(_CONFIG.value, Path(str(_WORKDIR.value)))
     except (ValueError, FileNotFoundError, ImportError) as error:
         if flags.FLAGS.showtraceback:
             raise

@@ -61,7 +61,7 @@ class Run:
         self.verifier = Verifier(self.suite)
         self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", "test", "ood")}
         train_tasks = self.suite.tasks("train") if config.rounds else ()
-        self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed) if config.rounds else iter(())
+        self.batches = task_batches(self.suite.tasks("train"), config.tasks_per_round, config.seed)
         policy = assembly.starting_policy(config, workdir, mesh, self.timer)
         self.policy_metrics = policy.metrics
         everything = [*train_tasks, *(t for tasks in self.eval_tasks.values() for t in tasks)]
@@ -109,8 +109,7 @@ class Run:
 
     def _restore(self) -> None:
         self.learner.state, host = self.checkpoints.restore(self.learner.state)
-        if self.config.rounds:
-            self.batches.set_state(host["batches"])
+        self.batches.set_state(host["batches"])
         self.interface = Interface.from_dict(host["interface"])
         self.profile = Profile.from_dict(host["profile"])
         self.weights = DynamicWeights.from_dict(host["weights"])

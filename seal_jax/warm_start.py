@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from seal_jax.assembly import Policy, interface_settings
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
-from seal_jax.envs.base import make_suite
+from seal_jax.envs.toolbox import ToolboxSuite
 from seal_jax.envs.toolbox.play import corpus
 from seal_jax.envs.toolbox.teacher import Demo, Habits, View, demonstrations
 from seal_jax.interface import BARE, Interface, InterfaceSettings, full
@@ -51,7 +51,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     limits = Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict())
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
-        habits, avoid = Habits(**ws.habits.to_dict()), make_suite(config.suite, **config.suite_options).user_texts
+        habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts
         chosen = demonstrations(
             config.seed, ws.demos, habits, fixed_share=ws.fixed_share, per_skin=ws.group, avoid=avoid
         )

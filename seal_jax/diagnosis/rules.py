@@ -203,7 +203,7 @@ def _refused_as_wanted(a: Attempt, wanted: Call) -> bool:
 
 def _other_attempts(f: Facts, wanted: Call) -> list[Call]:
     """Calls of the wanted tool that are no reference call: successful extras, and refused ones."""
-    # A refused call that is itself a wanted one had the right arguments, so it says nothing about its tool's other calls.
+    # A refused call that is itself a wanted one had the right arguments: it says nothing about its tool's other calls.
     wrong = [a for a in f.attempts if a.has(REFUSALS) and not any(_refused_as_wanted(a, w) for w in f.lacking)]
     refused = [a.result.call for a in wrong if a.result is not None]
     return [c for c in (*f.extra, *refused) if c.name == wanted.name]

@@ -235,8 +235,9 @@ def seal_loss(
         loss = loss + settings.kl_coef * kl
         metrics["loss/kl"] = Mean(kl, share)
     metrics["loss/total"] = Mean(loss, share)
-    frozen = jax.tree.map(jax.lax.stop_gradient, (ratio_bgs, weighted_bgs, logp_bgs, old_bgs))
-    metrics |= _token_metrics(batch, mask_bgs, *frozen, settings, denominators)
+    frozen: Any = jax.tree.map(jax.lax.stop_gradient, (ratio_bgs, weighted_bgs, logp_bgs, old_bgs))
+    ratio_bgs, weighted_bgs, logp_bgs, old_bgs = frozen
+    metrics |= _token_metrics(batch, mask_bgs, ratio_bgs, weighted_bgs, logp_bgs, old_bgs, settings, denominators)
     share_bgt = _turn_shares(batch, mask_bgs, share_bg)
     metrics |= _mass_metrics(batch.labels_bgt, advantage_bg[..., None], weighted_bgt, share_bgt)
     return loss, metrics

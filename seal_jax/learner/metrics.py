@@ -6,6 +6,7 @@ A mean of per-micro-batch means depends on how a batch was split; a sum over a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,8 @@ def merge_metrics(parts: Iterable[Metrics]) -> dict[str, Mean | Max]:
     merged: dict[str, Any] = {}
     for part in parts:
         for name, metric in part.items():
-            metric = metric.replace(**{k: np.float64(v) for k, v in vars(metric).items()})
+            exact: dict[str, Any] = {k: np.float64(v) for k, v in vars(metric).items()}
+            metric = replace(metric, **exact)
             merged[name] = merged[name].merge(metric) if name in merged else metric
     return merged
 

@@ -148,7 +148,7 @@ def sft_train(
         )
     )
     state = init_state(params, tx, mesh)
-    step = jax.jit(
+    step: Any = jax.jit(
         partial(_step, tx, partial(logp_fn, config), s.other_weight),
         donate_argnums=0,
         out_shardings=(state_shardings(state.params, tx, mesh), None),

@@ -193,7 +193,7 @@ class Learner:
         Counted where jax keeps the executables: a trace can be reused where a compilation is not.
         """
         names = ("score", "zeros", "weight_mass", "accumulate", "norm", "apply")
-        functions = (self._score, self._zeros, self._mass, self._accumulate, self._norm, self._apply)
+        functions: Any = (self._score, self._zeros, self._mass, self._accumulate, self._norm, self._apply)
         return {name: function._cache_size() for name, function in zip(names, functions, strict=True)}
 
     def _put(self, micro: Batch) -> Batch:
@@ -228,9 +228,9 @@ class Learner:
         skip = s.skip_zero_advantage and not self.loss.kl_coef
         live_b = informative(batch) if skip else np.ones(n_groups, bool)
         if not self.loss.on_policy:
-            batch = batch.replace(old_logp_bgs=self.score(self.params, batch, np.flatnonzero(live_b)))
+            batch = replace(batch, old_logp_bgs=self.score(self.params, batch, np.flatnonzero(live_b)))
         if self.reference is not None:
-            batch = batch.replace(ref_logp_bgs=self.score(self.reference, batch, np.flatnonzero(live_b)))
+            batch = replace(batch, ref_logp_bgs=self.score(self.reference, batch, np.flatnonzero(live_b)))
         scored = time.perf_counter()
 
         rng = np.random.default_rng([s.seed, round])
@@ -269,8 +269,8 @@ class Learner:
         counts["empty"] += int(whole.tokens == 0)
         placed = [self._put(micro) for _, micro in micros]
         if self.loss.normalize_weights and self.loss.reweight != "none":
-            mass = np.sum([np.asarray(self._mass(m, whole, utility_z)) for m in placed] or [[0.0, 0.0]], 0)
-            whole = whole.replace(weight_scale=np.float32(mass[1] / mass[0] if mass[0] > 0 else 1.0))
+            mass = np.zeros(2) + sum(np.asarray(self._mass(m, whole, utility_z)) for m in placed)
+            whole = replace(whole, weight_scale=np.float32(mass[1] / mass[0] if mass[0] > 0 else 1.0))
         gradients, parts = self._zeros(self.state.params), []
         for (_, micro), there in zip(micros, placed, strict=True):
             gradients, metrics = self._accumulate(gradients, self.state.params, there, whole, utility_z)

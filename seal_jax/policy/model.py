@@ -177,6 +177,10 @@ class Layers(nnx.Module):
 class Decoder(nnx.Module):
     """The decoder. Its parameters are named as in `param_shapes`; its methods do the work of the functions below."""
 
+    embed_vd: nnx.Param
+    final_norm_d: nnx.Param
+    head_dv: nnx.Param  # absent when tied
+
     def __init__(self, config: PolicyConfig, rngs: nnx.Rngs):
         self.config = config
         for name, shape in param_shapes(config).items():

@@ -169,7 +169,8 @@ class RolloutEngine:
         n_layers, batch, n_kv, n_rows, _, head_dim = rows.values.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
         keys = jnp.zeros((n_layers, batch, n_kv, n_rows, head_dim, n_new), rows.keys.dtype)
-        caches, layers = [prompt, rows, KV(keys, keys.swapaxes(-1, -2))], None
+        caches: Any = [prompt, rows, KV(keys, keys.swapaxes(-1, -2))]
+        layers: Any = None
         if self.unroll:
             caches, layers = [unstack(kv) for kv in caches], unstack(decoder.layer_params())
         prompt_past = (caches[0], prompt_mask(prompt, prompt_len_b))

@@ -142,7 +142,7 @@ def test_chunks_blocks_and_remat_change_nothing(change):
 def test_no_logits_of_the_whole_batch_and_no_square_of_the_prompt():
     """The compiled gradient of a long prompt stays far below prompt x prompt scores and suffix x vocabulary logits."""
     config = PolicyConfig.tiny(
-        4000, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4, d_ff=16, attention_budget=2**17, head_chunk=64,
+        4000, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4, d_ff=16, attention_budget=2**17, head_chunk=64,  # noqa: E501
         remat="block",
     )  # fmt: skip
     shapes = jax.eval_shape(lambda: init_params(config, 0))
@@ -303,7 +303,7 @@ def test_tiny_is_the_documented_size():
 @pytest.mark.parametrize(
     ("head_dim", "factor", "golden"),
     [
-        (64, 32.0, {14: 3.211446e-03, 15: 1.290548e-03, 16: 4.295568e-04, 17: 9.708287e-05, 18: 1.946164e-05, 31: 9.418307e-08}),
+        (64, 32.0, {14: 3.211446e-03, 15: 1.290548e-03, 16: 4.295568e-04, 17: 9.708287e-05, 18: 1.946164e-05, 31: 9.418307e-08}),  # noqa: E501
         (128, 8.0, {30: 1.371894e-03, 32: 5.248462e-04, 63: 3.068926e-07}),
     ],
 )  # fmt: skip
@@ -380,7 +380,7 @@ def test_sliding_window_counts_only_when_it_is_on():
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"hidden_size": None}, "hidden_size missing"),
-        ({"num_attention_heads": 6, "num_key_value_heads": 4, "head_dim": 8}, "n_heads=6 is not a multiple of n_kv_heads=4"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 4, "head_dim": 8}, "n_heads=6 is not a multiple of n_kv_heads=4"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_unsupported_checkpoints_are_refused(change, message):
@@ -390,7 +390,7 @@ def test_unsupported_checkpoints_are_refused(change, message):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("head_dim", 7), ("padded_vocab", 3), ("remat", "all"), ("compute_dtype", "float16"), ("n_layers", 0), ("attention_budget", 0)],
+    [("head_dim", 7), ("padded_vocab", 3), ("remat", "all"), ("compute_dtype", "float16"), ("n_layers", 0), ("attention_budget", 0)],  # noqa: E501
 )  # fmt: skip
 def test_impossible_shapes_are_refused(field, value):
     with pytest.raises(ValueError, match=f"policy.{field}"):
