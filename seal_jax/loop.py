@@ -29,7 +29,8 @@ def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
                 run.validated(run_evaluation(run, "val"))
             run.save()
         run.take_best()
-        report(run, "after")
+        if run.round:
+            report(run, "after")
         return run.finish()
 
 
