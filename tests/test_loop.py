@@ -36,7 +36,6 @@ def toy(**changes):
             "buckets.chunk": (32,),
             "buckets.groups": (4,),
             "limits.max_new_tokens": 8,
-            "limits.max_steps": 4,
             "interface.pinned": ("recovery_failure", "spurious_tool_call"),
             "interface.max_cues": 5,
             "learner.minibatches": 1,
