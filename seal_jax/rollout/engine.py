@@ -19,7 +19,7 @@ been met, nothing compiles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,13 +97,22 @@ class RolloutEngine:
         if mesh is not None:
             for size in self.group_buckets:
                 check_batch(size, mesh, "engine.group_buckets entry")
-        self.compilations = 0  # traces of the functions below; each is one compilation
-        self._prefill = self._jit(self._prefill_fn)
-        self._new_rows = self._jit(self._new_rows_fn, static_argnums=(1, 2))
-        self._extend = self._jit(self._extend_fn, donate_argnames=("rows", "hidden_bgd"))
-        self._decode = self._jit(self._decode_fn, donate_argnames=("rows",))
-        self._repack = self._jit(self._repack_fn)
-        self._grow = self._jit(self._grow_fn, static_argnums=(1,))
+        # With a mesh every cache has one layout from its first moment on: else the first call of each function, on
+        # fresh caches, would compile apart from all later ones, and donated buffers would not fit.
+        kv = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, "tensor"))
+        batch = self.batch_sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+        self._prefill = jax.jit(self._prefill_fn, out_shardings=kv)
+        self._new_rows = jax.jit(self._new_rows_fn, static_argnums=(1, 2), out_shardings=(kv, batch))
+        self._extend = jax.jit(self._extend_fn, donate_argnames=("rows", "hidden_bgd"), out_shardings=(kv, batch))
+        self._decode = jax.jit(self._decode_fn, donate_argnames=("rows",), out_shardings=(kv, batch, batch, batch))
+        self._repack = jax.jit(self._repack_fn, out_shardings=(kv, kv, batch))
+        self._grow = jax.jit(self._grow_fn, static_argnums=(1,), out_shardings=kv)
+
+    @property
+    def compilations(self) -> int:
+        """Executables made so far, counted where jax keeps them (a trace can be reused where a compilation is not)."""
+        functions = (self._prefill, self._new_rows, self._extend, self._decode, self._repack, self._grow)
+        return sum(function._cache_size() for function in functions)
 
     def start(self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int) -> Session:
         """Prefills each prompt once and opens a session of len(prompts) groups with `rollouts` rows each.
@@ -113,14 +122,6 @@ class RolloutEngine:
         return Session(self, params, prompts, rollouts)
 
     # --- the compiled functions --------------------------------------------------------------------------------------
-    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self.compilations += 1  # runs when jit traces, not when it calls
-            return function(*args, **kwargs)
-
-        return jax.jit(counted, **options)
-
     def _prefill_fn(self, params: Params, ids_bp: jax.Array, len_b: jax.Array) -> KV:
         return Decoder.from_params(self.config, params).prefill(ids_bp, len_b)[1]
 
@@ -480,10 +481,8 @@ class Session:
 
     def _put(self, array: np.ndarray) -> jax.Array:
         """A [B, ...] host array on the device(s)."""
-        mesh = self.engine.mesh
-        if mesh is None:
-            return jnp.asarray(array)
-        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))
+        sharding = self.engine.batch_sharding
+        return jnp.asarray(array) if sharding is None else jax.device_put(array, sharding)
 
 
 # --- host helpers ----------------------------------------------------------------------------------------------------
