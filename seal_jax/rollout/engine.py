@@ -111,7 +111,7 @@ class RolloutEngine:
     @property
     def compilations(self) -> int:
         """Executables made so far, counted where jax keeps them (a trace can be reused where a compilation is not)."""
-        functions = (self._prefill, self._new_rows, self._extend, self._decode, self._repack, self._grow)
+        functions: Any = (self._prefill, self._new_rows, self._extend, self._decode, self._repack, self._grow)
         return sum(function._cache_size() for function in functions)
 
     def start(self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int) -> Session:
