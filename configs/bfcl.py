@@ -50,7 +50,7 @@ def get_config(backbone: str = "qwen25_7b") -> ConfigDict:
 
 
 def paper() -> ConfigDict:
-    """The paper's Table 4: batch 32 x 8, 72 updates rounds, lr 1e-6, KL 0.001, 16,384 tokens of context."""
+    """The paper's Table 4: batch 32 x 8, 72 rounds, lr 1e-6, KL 0.001, 16,384 tokens of context."""
     c = default_config()
     c.suite, c.chat = "bfcl", "hermes"
     c.policy.source = "hf"
@@ -66,7 +66,6 @@ def paper() -> ConfigDict:
     c.limits.max_steps_per_turn, c.limits.max_steps = 20, 20
     c.limits.max_observation_tokens = 3996
     c.eval.every, c.eval.val, c.eval.test = 10, -1, -1
-    c.eval.groups_per_wave = 8
     return c
 
 
@@ -83,5 +82,4 @@ def on_a_cpu(c: ConfigDict) -> ConfigDict:
     c.limits.max_steps = 6
     c.limits.max_observation_tokens = 448
     c.eval.every, c.eval.val, c.eval.test = 0, 0, 2
-    c.eval.groups_per_wave = 1
     return c

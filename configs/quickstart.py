@@ -27,7 +27,6 @@ def get_config() -> ConfigDict:
     c.buckets.groups = (4, 16)
     c.limits.max_new_tokens = 32
     c.limits.max_observation_tokens = 64
-    c.eval.groups_per_wave = 64
 
     c.rounds = 12
     c.tasks_per_round = 16

@@ -5,11 +5,9 @@ Everything that can be refused is refused here, before anything compiles.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from absl import logging
 from jax.sharding import Mesh
@@ -84,7 +82,7 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
 
 
 def build_collector(
-    config: ConfigDict, policy: Policy, suite: Suite, mesh: Mesh | None, timer: PhaseTimer, *, groups_per_wave: int
+    config: ConfigDict, policy: Policy, suite: Suite, mesh: Mesh | None, timer: PhaseTimer
 ) -> Collector:
     chat, tokenizer = get_format(config.chat), policy.tokenizer
     limits = Limits(
@@ -103,7 +101,7 @@ def build_collector(
         max_new_tokens=config.limits.max_new_tokens,
         mesh=mesh,
     )
-    return Collector(engine, suite, chat, tokenizer, limits, config.seed, groups_per_wave, timer)
+    return Collector(engine, suite, chat, tokenizer, limits, config.seed, timer)
 
 
 def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:
@@ -138,7 +136,7 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
 
 def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, tokenizer: Tokenizer) -> int:
     """Longest prompt in tokens; ValueError if one does not fit, before an hour of work rather than after it."""
-    shown: Interface = full(dataclasses.replace(interface_settings(config), pinned=()))
+    shown: Interface = full(interface_settings(config))
     longest = 0
     for task in tasks:
         n = len(render_prompt(task, chat, tokenizer, shown))
@@ -150,11 +148,3 @@ def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, t
         longest = max(longest, n)
     logging.info("%d prompts, the longest has %d tokens", len(tasks), longest)
     return longest
-
-
-def describe(policy: Policy) -> dict[str, Any]:
-    """What a log should say about the policy."""
-    import jax
-
-    n = sum(x.size for x in jax.tree.leaves(policy.params))
-    return {"parameters": n, **{k: v for k, v in dataclasses.asdict(policy.config).items() if v is not None}}

@@ -109,11 +109,10 @@ def default_config() -> ConfigDict:
     c.eval = ConfigDict()
     c.eval.every = 0  # rounds between validations; 0 = only before and after
     c.eval.val, c.eval.test, c.eval.ood = 0, 0, 0  # tasks of each split evaluated; 0 = skip it, -1 = all
-    c.eval.groups_per_wave = 64
     c.eval.category = ""  # evaluate only this category of each split; "" = all
 
     c.checkpoint = ConfigDict({"every": 5, "keep": 2})
-    c.trajectories_logged = 8  # per round, written whole to trajectories.jsonl
+    c.trajectories_logged = 8  # per round, written whole to trajectories/
     return c
 
 

@@ -76,7 +76,7 @@ def seal_round(run: Run) -> None:
 def run_evaluation(run: Run, split: str) -> Evaluation:
     """Strict evaluation of the current policy on a split: greedy, bare interface."""
     with run.timer.phase("evaluation"):
-        result = evaluate(run.learner.params, run.evaluator, run.eval_tasks[split], split)
+        result = evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
     run.record_evaluation(result)
     return result
 

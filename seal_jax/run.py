@@ -41,13 +41,14 @@ class Run:
 
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
-        known = check_workdir(workdir, config.to_dict(), free=FREE)
+        check_workdir(workdir, config.to_dict(), free=FREE)
         self.timer = PhaseTimer()
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-        self.round = self.checkpoints.latest() or 0
+        saved = self.checkpoints.latest()
+        self.round = 0 if saved is None else saved
         self.recorder = RunRecorder(
             workdir,
-            first_round=self.round + 1 if known and self.checkpoints.latest() is not None else 0,
+            first_round=0 if saved is None else saved + 1,
             trajectories_per_round=config.trajectories_logged,
             enabled=jax.process_index() == 0,
             wall=self.timer.wall,
@@ -60,19 +61,16 @@ class Run:
         self.suite = assembly.build_suite(config)
         self.verifier = Verifier(self.suite)
         self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", "test", "ood")}
-        train_tasks = self.suite.tasks("train") if config.rounds else ()
-        self.batches = task_batches(self.suite.tasks("train"), config.tasks_per_round, config.seed)
+        train_tasks = self.suite.tasks("train")
+        self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed)
         policy = assembly.starting_policy(config, workdir, mesh, self.timer)
         self.policy_metrics = policy.metrics
-        everything = [*train_tasks, *(t for tasks in self.eval_tasks.values() for t in tasks)]
+        self.collector = assembly.build_collector(config, policy, self.suite, mesh, self.timer)
+        played = [*(train_tasks if config.rounds else ()), *(t for tasks in self.eval_tasks.values() for t in tasks)]
         with self.timer.phase("prompt check"):
-            assembly.check_prompts(config, everything, assembly.get_format(config.chat), policy.tokenizer)
-        build = assembly.build_collector
-        groups = config.buckets.groups[-1]
-        self.collector = build(config, policy, self.suite, mesh, self.timer, groups_per_wave=groups)
-        self.evaluator = self.collector
+            assembly.check_prompts(config, played, self.collector.chat, policy.tokenizer)
         self.tokenizer = policy.tokenizer
-        self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in everything))
+        self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 
         self.interface: Interface = initial(assembly.interface_settings(config))
         self.profile = Profile()
@@ -80,18 +78,18 @@ class Run:
         self.before: dict[str, dict[str, tuple[str, float]]] = {}
         self.after: dict[str, dict[str, tuple[str, float]]] = {}
         self._score: float | None = None  # of this round's validation
-        if self.checkpoints.latest() is not None:
+        if saved is not None:
             self._restore()
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
         if self.round:
             self.progress.message(f"resumed from {workdir} after round {self.round}")
 
     # --- the state -----------------------------------------------------------------------------------------------
-    def save(self, *, force: bool = False) -> None:
+    def save(self) -> None:
         """Saves the round if it is due, was validated, or is the last one."""
         c = self.config
         due = self.round % c.checkpoint.every == 0 or self.round == c.rounds or self._score is not None
-        if not (due or force):
+        if not due:
             return
         with self.timer.phase("checkpoint"):
             self.checkpoints.save(self.round, self.learner.state, self._host_state(), score=self._score)

@@ -96,13 +96,6 @@ class FastTokenizer:
             )
         return found
 
-    def id_token(self, id_: int) -> str:
-        """The stored form of one id (byte-level for ordinary tokens)."""
-        found = self.backend.id_to_token(int(id_))
-        if found is None:
-            raise ValueError(f"tokenizer: id {id_} is not one of {self.vocab_size} ids")
-        return found
-
     def save(self, folder: Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which transformers' AutoTokenizer loads."""
         folder = Path(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +28,6 @@ class Evaluation:
     def success(self) -> float:
         """Share of tasks solved."""
         return sum(self.rewards.values()) / len(self.rewards)
-
-    @property
-    def standard_error(self) -> float:
-        """Binomial standard error of `success`."""
-        return math.sqrt(self.success * (1.0 - self.success) / len(self.rewards))
 
     @property
     def by_category(self) -> dict[str, float]:

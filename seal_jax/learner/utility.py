@@ -25,16 +25,9 @@ OUR_UTILITY: Mapping[str, float] = {
     "argument_mismatch": 1.5,
     "recovery_failure": 1.0,
 }
-#: Base weights of the reference release's tags under our labels; a tag it does not know weighs 1. Its
-#: `instance_mismatch` (0.6) can never be given and has no label here.
-RELEASE_UTILITY: Mapping[str, float] = {
-    "spurious_tool_call": 2.0,
-    "correct_abstention": 1.8,
-    "missing_tool_call": 1.5,
-    "state_mismatch": 1.0,
-    "response_mismatch": 0.9,
-    "pass": 1.0,
-}
+#: Base weights of the reference release's tags under our labels: the paper's own table; a tag it does not know weighs
+#: 1. Its `instance_mismatch` (0.6) can never be given and has no label here.
+RELEASE_UTILITY = PAPER_UTILITY
 
 
 def utility_vector(overrides: Mapping[str, float] | None = None) -> np.ndarray:

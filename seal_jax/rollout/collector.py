@@ -29,7 +29,6 @@ class Collector:
     tokenizer: Tokenizer
     limits: Limits
     seed: int
-    groups_per_wave: int  # prompts played at once; more tasks than this are played in waves
     timer: PhaseTimer = field(default_factory=PhaseTimer)
 
     def collect(
@@ -56,7 +55,7 @@ class Collector:
         """
         cued = cued_rows(rollouts, exposure if interface.active else 0.0)
         groups: list[list[Trajectory]] = []
-        for wave in _chunks(tasks, self.groups_per_wave):
+        for wave in _chunks(tasks, self.engine.group_buckets[-1]):  # more tasks than fit at once are played in waves
             prompts = [render_prompt(t, self.chat, self.tokenizer, interface) for t in wave]
             episodes = {
                 (b, g): Episode(

@@ -128,8 +128,8 @@ class RolloutEngine:
     def _new_rows_fn(self, prompt: KV, rows: int, size: int) -> tuple[KV, jax.Array]:
         """Empty row caches beside a prompt cache, and a place for their last hidden states."""
         layers, batch, n_kv, _, head_dim = prompt.values.shape
-        keys = jnp.zeros((layers, batch, n_kv, rows, head_dim, size), prompt.keys.dtype)
-        return KV(keys, keys.swapaxes(-1, -2)), jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
+        empty = _empty_rows((layers, batch, n_kv, rows, head_dim, size), prompt.keys.dtype)
+        return empty, jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
 
     def _extend_fn(
         self,
@@ -169,8 +169,7 @@ class RolloutEngine:
         n_new = self.max_new_tokens
         n_layers, batch, n_kv, n_rows, _, head_dim = rows.values.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
-        keys = jnp.zeros((n_layers, batch, n_kv, n_rows, head_dim, n_new), rows.keys.dtype)
-        caches: Any = [prompt, rows, KV(keys, keys.swapaxes(-1, -2))]
+        caches: Any = [prompt, rows, _empty_rows((n_layers, batch, n_kv, n_rows, head_dim, n_new), rows.keys.dtype)]
         layers: Any = None
         if self.unroll:
             caches, layers = [unstack(kv) for kv in caches], unstack(decoder.layer_params())
@@ -236,6 +235,12 @@ def _put_token(buffer: KV, one: KV, place: jax.Array) -> KV:
     """Writes a single token's KV at a place common to all rows: a slice update, in place, no scatter."""
     put = jax.lax.dynamic_update_slice_in_dim
     return KV(put(buffer.keys, one.keys, place, axis=-1), put(buffer.values, one.values, place, axis=-2))
+
+
+def _empty_rows(key_shape: tuple[int, ...], dtype: Any) -> KV:
+    """A zero cache of rows whose keys have this shape [L,B,K,G,H,S]."""
+    keys = jnp.zeros(key_shape, dtype)
+    return KV(keys, keys.swapaxes(-1, -2))
 
 
 def sample_tokens(

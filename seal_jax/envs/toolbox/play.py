@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from seal_jax.envs.toolbox.suite import TaskStore
 from seal_jax.envs.toolbox.teacher import Reply, Teacher, View, demonstrations
 from seal_jax.envs.toolbox.words import all_words
-from seal_jax.types import Call, CallResult, Step, Task, ToolDoc
+from seal_jax.types import CallResult, Step, Task
 
 _MAX_STEPS = 20
 
@@ -135,6 +135,3 @@ def statistics(
             )
         )
     return tuple(rows)
-
-
-__all__ = ["Call", "Format", "Stats", "ToolDoc", "corpus", "play", "statistics", "transcript"]
