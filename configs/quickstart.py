@@ -2,29 +2,41 @@
 
     python -m seal_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
-1. A tokenizer is trained in place and a 0.6M-parameter decoder is cloned from a teacher with bad habits (warm start).
+1. Start: a 0.75M-parameter decoder, cloned from a teacher with bad habits. The clone lies in configs/starts/quickstart;
+   its warm_start.json says what it cost. `configs/quickstart.py:scratch` trains tokenizer and clone in place.
 2. SEAL rounds: rollouts -> verifier -> diagnosis -> update, with the interface evolving between rounds.
 3. Strict evaluation (greedy, bare interface) before and after on the test split, and on two held-out domains.
+
+    python -m seal_jax.main --config=configs/quickstart.py:scratch --workdir=runs/scratch --config.rounds=0
+
+makes the folder runs/scratch/start, which is configs/starts/quickstart.
 """
+
+from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from seal_jax.config import default_config
 
+STARTS = Path(__file__).parent / "starts"
 
-def get_config() -> ConfigDict:
+
+def get_config(start: str = "cloned") -> ConfigDict:
+    if start not in ("cloned", "scratch"):
+        raise ValueError(f"configs/quickstart.py:{start} is not known; choose cloned or scratch")
     c = default_config()
     c.suite = "toolbox"
     c.chat = "tiny"
-    c.policy.source = "tiny"
-
-    c.warm_start.enabled = True
+    if start == "cloned":
+        c.policy.source, c.policy.path = "hf", str(STARTS / "quickstart")
+    else:
+        c.policy.source, c.warm_start.enabled = "tiny", True
 
     # Prompts have 120-180 tokens, rows up to 400.
     c.buckets.prompt = (192,)
-    c.buckets.suffix = (128, 192, 256, 512)
+    c.buckets.suffix = (192, 256, 320, 384)
     c.buckets.chunk = (8, 32)
-    c.buckets.groups = (4, 16)
+    c.buckets.groups = (4, 16, 64)
     c.limits.max_new_tokens = 32
     c.limits.max_observation_tokens = 64
 

@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before anything compiles.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.rollout.episode import Limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Task
+
+
+#: Beside the weights of a cloned policy: steps, seconds and closing loss of its warm start.
+WARM_START_FILE = "warm_start.json"
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,19 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
     if config.policy.source == "hf" or start.exists():
         source = config.policy.path if config.policy.source == "hf" else start
         policy, params = load_hf(source, shardings=shardings, **overrides)
-        return Policy(policy, params, load_tokenizer(source), {})
+        return Policy(policy, params, load_tokenizer(source), warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
+    (start / WARM_START_FILE).write_text(json.dumps(made.metrics, indent=1) + "\n")
     return made
+
+
+def warm_start_metrics(folder: Path) -> dict[str, float]:
+    """What the warm start that made this folder reported; empty for weights from elsewhere."""
+    path = folder / WARM_START_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def build_collector(

@@ -96,11 +96,13 @@ def default_config() -> ConfigDict:
 
     c.warm_start = ConfigDict()  # supervised start for policies from random weights
     c.warm_start.enabled = False
-    c.warm_start.demos = 2400  # demonstrations of the teacher
-    c.warm_start.group = 4  # of them in a row have the same tools, and share the computation of their docs
-    c.warm_start.fixed_share = 0.35  # of them in the training domains; the rest in random skins
+    c.warm_start.wired = True  # attention heads that can copy from the first step (policy/copying.py)
+    c.warm_start.demos = 12000  # demonstrations of the teacher
+    c.warm_start.per_skin = 16  # of them have the same tools
+    c.warm_start.group = 4  # of these, alike in length, share the computation of their docs
+    c.warm_start.fixed_share = 0.75  # demonstrations in the training domains; the rest in random skins
     c.warm_start.cued_share = 0.3  # demonstrations in which cues are shown
-    c.warm_start.epochs = 4
+    c.warm_start.epochs = 2
     c.warm_start.rows_per_step = 16
     c.warm_start.learning_rate = 2e-3
     c.warm_start.other_weight = 0.1  # loss weight of the tokens that are not the assistant's

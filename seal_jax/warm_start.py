@@ -6,6 +6,7 @@ so a demonstration has the very tokens that the policy will meet. Some are playe
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from seal_jax.interface import BARE, Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
 from seal_jax.learner.sft import SftSettings, sft_train
 from seal_jax.policy.config import PolicyConfig
+from seal_jax.policy.copying import wire_for_copying
 from seal_jax.policy.model import init_params
 from seal_jax.rollout.episode import Episode, Limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
@@ -47,20 +49,25 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     params = init_params(policy, config.seed, mesh)
     if not ws.enabled:
         return Policy(policy, params, tokenizer, {})
+    if ws.wired:
+        params = wire_for_copying(policy, params, config.seed)
 
     limits = Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict())
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
         habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts
         chosen = demonstrations(
-            config.seed, ws.demos, habits, fixed_share=ws.fixed_share, per_skin=ws.group, avoid=avoid
+            config.seed, ws.demos, habits, fixed_share=ws.fixed_share, per_skin=ws.per_skin, avoid=avoid
         )
         demos = [
             play_demonstration(demo, chat, tokenizer, limits, random_interface(settings, rng, ws.cued_share))
             for demo in chosen
         ]
-        demos = share_prompts(demos, ws.group)
-        demos = [d for d in demos if d.stop == "completed" and len(d.suffix_ids) <= limits.max_suffix_tokens]
+        demos = [
+            cut(demo, limits.max_suffix_tokens)
+            for i in range(0, len(demos), ws.per_skin)
+            for demo in share_prompts(by_length(demos[i : i + ws.per_skin]), ws.group)
+        ]
     with timer.phase("warm_start"):
         params, metrics = sft_train(
             policy,
@@ -129,6 +136,17 @@ def share_prompts(demos: Sequence[Trajectory], group: int) -> list[Trajectory]:
             rest = (Segment(d.prompt_ids[n:], "user", 0),) if n < len(d.prompt_ids) else ()
             shared.append(replace(d, prompt_ids=d.prompt_ids[:n], segments=rest + d.segments))
     return shared
+
+
+def by_length(demos: Sequence[Trajectory]) -> list[Trajectory]:
+    """Shortest first, so that demonstrations of like length come into a group and little of it is padding."""
+    return sorted(demos, key=lambda demo: len(demo.prompt_ids) + len(demo.suffix_ids))
+
+
+def cut(demo: Trajectory, most: int) -> Trajectory:
+    """The whole segments of a demonstration that fit into `most` suffix tokens."""
+    lengths = itertools.accumulate(len(segment.ids) for segment in demo.segments)
+    return replace(demo, segments=demo.segments[: sum(n <= most for n in lengths)])
 
 
 def cue_texts(settings: InterfaceSettings, seed: int) -> list[str]:

@@ -17,7 +17,7 @@ UNSTABLE = ("time/", "seconds/", "count/", "memory/", "compilations")
 
 
 def toy(**changes):
-    config = quickstart.get_config()
+    config = quickstart.get_config("scratch")
     config.update_from_flattened_dict(
         {
             "rounds": 2,
@@ -26,9 +26,9 @@ def toy(**changes):
             "suite_options": {"train": 2, "val": 1, "test": 1, "ood": 1},
             "policy.overrides": {
                 "d_model": 16,
-                "n_layers": 1,
+                "n_layers": 2,
                 "n_heads": 2,
-                "n_kv_heads": 1,
+                "n_kv_heads": 2,
                 "head_dim": 8,
                 "d_ff": 16,
             },

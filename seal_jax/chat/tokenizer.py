@@ -97,7 +97,7 @@ class FastTokenizer:
         return found
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json`, which transformers' AutoTokenizer loads."""
+        """Write `tokenizer.json` and `tokenizer_config.json`, which `load_tokenizer` and transformers load."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.backend.save(str(folder / "tokenizer.json"))
@@ -257,13 +257,17 @@ def _splitter(special: Sequence[str], scaffold: Sequence[str] = ()) -> Callable[
 
 # --- from a folder or the hub ----------------------------------------------------------------------------------------
 def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
-    """Load a fast tokenizer with transformers' AutoTokenizer.
+    """Load the tokenizer that a folder's or repository's tokenizer.json describes, with transformers.
+
+    Not through AutoTokenizer: beside a config.json of a known model_type it builds that model's tokenizer class anew,
+    with that class's own splitting rules and special tokens, whatever tokenizer.json says (seen with transformers 5.24
+    and model_type qwen2).
 
     Raises:
       ValueError: a local folder without tokenizer files, a hub id that cannot be had (offline, misspelt, gated), or a
         tokenizer that exists only in the slow Python form.
     """
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
     name = str(folder_or_hub_id)
     folder = Path(name).expanduser()
@@ -275,7 +279,7 @@ def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
             raise ValueError(f"tokenizer: {folder / 'tokenizer.json'} is missing; copy it there from the model's page")
         name = str(folder)
     try:
-        loaded = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+        loaded = PreTrainedTokenizerFast.from_pretrained(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and hub errors for one cause
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where = "the folder" if looks_local else "the hub (check the id and the network, or give a local folder)"

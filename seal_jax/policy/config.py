@@ -102,10 +102,9 @@ class PolicyConfig:
 
     @classmethod
     def tiny(cls, vocab_size: int, **overrides: Any) -> PolicyConfig:
-        """The policy of the quickstart: about 0.65M parameters with 800 ids, fast on two CPU cores.
+        """The policy of the quickstart: about 0.75M parameters with 1,200 ids, fast on two CPU cores.
 
-        No q/k norm: it bounds how sharply a head can look at one token, and a policy that must learn to copy in a few
-        hundred steps needs just that.
+        As many key/value heads as query heads, biases and tied embeddings are what `wire_for_copying` asks for.
         """
         shape: dict[str, Any] = {
             "vocab_size": vocab_size,
@@ -113,11 +112,12 @@ class PolicyConfig:
             "d_model": 128,
             "n_layers": 3,
             "n_heads": 4,
-            "n_kv_heads": 2,
+            "n_kv_heads": 4,
             "head_dim": 32,
             "d_ff": 352,
-            "rope_theta": 1000.0,
+            "rope_theta": 10_000.0,
             "tied": True,
+            "qkv_bias": True,
         }
         return cls(**{**shape, **overrides})
 

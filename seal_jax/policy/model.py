@@ -41,7 +41,9 @@ from seal_jax.policy.sharding import param_shardings
 #: Score of a key that may not be seen. Finite, so that a row without any real key stays free of NaN.
 _HIDDEN = -1e30
 #: Attention scores that exist at one time where the config leaves it open: a gigabyte, or what a CPU's caches like.
-_BUDGET, _CPU_BUDGET = 2**28, 2**22
+_BUDGET, _CPU_BUDGET = 2**28, 2**24
+#: Trunks of so few layers are unrolled.
+_SHALLOW = 4
 
 
 class KV(NamedTuple):
@@ -121,21 +123,14 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
         at = first + jnp.arange(q.shape[-2])
         causal = at[:, None] >= jnp.arange(k.shape[-1])
         parts = [*pasts, _Past(k, v, causal)]
-        scores = []
-        for part in parts:
-            keys = "bkht" if part.keys.ndim == 4 else "bkght"
-            score = jnp.einsum(f"bkgrsh,{keys}->bkgrst", q, part.keys, preferred_element_type=jnp.float32)
-            scores.append(jnp.where(part.valid, score * scale, _HIDDEN))
+        scores = [jnp.where(part.valid, _to_keys(q, part.keys) * scale, _HIDDEN) for part in parts]
         top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
         top = jax.lax.stop_gradient(top)
         weights = [jnp.exp(score - top) for score in scores]
         total = sum(weight.sum(-1, keepdims=True) for weight in weights)
         out: Any = 0.0
         for part, weight in zip(parts, weights, strict=True):
-            values = "bkth" if part.values.ndim == 4 else "bkgth"
-            out += jnp.einsum(
-                f"bkgrst,{values}->bkgrsh", weight.astype(v.dtype), part.values, preferred_element_type=jnp.float32
-            )
+            out += _to_keys(weight.astype(v.dtype), part.values)
         return (out / total).astype(v.dtype)
 
     if budget is None:
@@ -150,6 +145,15 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
     out = jax.lax.map(lambda args: jax.checkpoint(block)(*args), (q, size * jnp.arange(n_blocks)))
     out = jnp.moveaxis(out, 0, 4)
     return out.reshape(*out.shape[:4], n_blocks * size, out.shape[-1])[..., :length, :]
+
+
+def _to_keys(x: jax.Array, keys: jax.Array) -> jax.Array:
+    """x [B,K,G,R,S,I] times keys [B,K,I,J] (shared by a group's rows) or [B,K,G,I,J]; float32 [B,K,G,R,S,J].
+
+    All rows of x that meet the same matrix are one axis: on CPU a product with two free axes costs twice as much.
+    """
+    flat = x.reshape(*x.shape[: keys.ndim - 2], -1, x.shape[-1])
+    return jnp.matmul(flat, keys, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], keys.shape[-1])
 
 
 def _block_size(length: int, scores_per_query: int, budget: int) -> int:
@@ -246,7 +250,9 @@ class Decoder(nnx.Module):
 
         if self.config.remat == "block":
             step = jax.checkpoint(step, prevent_cse=False)
-        return jax.lax.scan(step, carry, (self.layer_params(), *stacked))
+        # a scan stacks what the backward pass needs: for a shallow trunk that costs more than a longer compilation
+        unroll = self.config.n_layers if self.config.n_layers <= _SHALLOW else 1
+        return jax.lax.scan(step, carry, (self.layer_params(), *stacked), unroll=unroll)
 
     def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
         """The prompts alone: final hidden states [B,P,D] and their cache."""

@@ -124,6 +124,16 @@ def test_save_loads_in_transformers(tokenizer, tmp_path):
     assert again.vocab_size == tokenizer.vocab_size
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "llama"])
+def test_a_config_beside_it_changes_nothing(trained, tmp_path, model_type):
+    """AutoTokenizer would build the model family's own tokenizer class, with other splitting rules."""
+    trained.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": trained.vocab_size}))
+    again = load_tokenizer(tmp_path)
+    assert again.vocab_size == trained.vocab_size
+    assert [again.encode(t) for t in (*AWKWARD, *TEXTS)] == [trained.encode(t) for t in (*AWKWARD, *TEXTS)]
+
+
 # --- trained in place ---
 @pytest.mark.parametrize("word", ["Anna", "Bob", "Zorblax", "qwertz", "send", "source", "Ünwort"])
 def test_a_word_keeps_its_ids(trained, word):
@@ -221,7 +231,7 @@ def test_offline_hub_id(monkeypatch, tmp_path):
     def offline(*_, **__):
         raise OSError("We couldn't connect to the hub.\nSecond line")
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", offline)
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", offline)
     with pytest.raises(ValueError, match="cannot load 'org/model' from the hub .*couldn't connect") as caught:
         load_tokenizer("org/model")
     assert "\n" not in str(caught.value)

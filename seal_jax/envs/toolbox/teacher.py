@@ -52,10 +52,10 @@ class Habits:
     spurious_noted: float = 0.2
     guess: float = 0.6  # a value is missing: looks up, or acts with a guessed value
     guess_noted: float = 0.2
-    swap: float = 0.2  # two arguments of the same sort change places
-    name_as_id: float = 0.1  # acts on the name instead of the id
-    forget: float = 0.1  # leaves an optional argument out
-    slip: float = 0.03  # a wrong number
+    swap: float = 0.05  # two arguments of the same sort change places
+    name_as_id: float = 0.03  # acts on the name instead of the id
+    forget: float = 0.05  # leaves an optional argument out
+    slip: float = 0.01  # a wrong number
 
     def __post_init__(self) -> None:
         for f in fields(self):
