@@ -27,8 +27,6 @@ LOOKUPS = frozenset({"find", "scan"})
 _SHAPES: tuple[tuple[tuple[int, ...], int], ...] = (((1, 1), 6), ((1, 2), 1), ((2, 1), 1), ((1, 1, 1), 2))
 #: Messages with calls that a turn, and an episode, may need at most (with refused attempts and repairs).
 _MAX_IN_TURN, _MAX_IN_EPISODE = 6, 10
-#: Shares of scenarios with no trouble on the way, and with at most one.
-_UNTROUBLED, _AT_MOST_ONE = 0.37, 0.87
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,10 @@ class _DeadEnd(Exception):
     """This draw gives no scenario; the next attempt draws again."""
 
 
-def troubles_at(u: float) -> int:
-    """How many troubles (0, 1, 2) a scenario at quantile 0 <= u < 1 gets."""
-    return int(u >= _UNTROUBLED) + int(u >= _AT_MOST_ONE)
+def troubles_at(u: float, untroubled: float, at_most_one: float) -> int:
+    """How many troubles (0, 1, 2) a scenario at quantile 0 <= u < 1 gets, given the shares without and with at most
+    one."""
+    return int(u >= untroubled) + int(u >= at_most_one)
 
 
 def make_scenario(id: str, skin: Skin, seed: str, *, troubles: int, taken: set[str] | None = None) -> Scenario:

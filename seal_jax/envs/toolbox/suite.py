@@ -77,6 +77,8 @@ class ToolboxSuite(TaskStore):
                 raise RuntimeError(f"toolbox: only {refused} of {len(self.built(split))} {split} tasks have a refusal")
 
 
+#: Shares of a split's scenarios with no trouble on the way, and with at most one.
+_UNTROUBLED, _AT_MOST_ONE = 0.62, 0.92
 #: Steps of this length spread points evenly over [0, 1), whatever their number.
 _GOLDEN = 0.6180339887498949
 
@@ -91,7 +93,7 @@ def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
             skins[i % len(skins)],
             f"toolbox/{seed}/{split}/{i}",
             # Not drawn at random: the share of tasks with refusals, the main difficulty, is the same in all splits.
-            troubles=troubles_at((start + i * _GOLDEN) % 1.0),
+            troubles=troubles_at((start + i * _GOLDEN) % 1.0, _UNTROUBLED, _AT_MOST_ONE),
             taken=taken,
         )
         built += [make_task(scenario, category) for category in CATEGORIES]

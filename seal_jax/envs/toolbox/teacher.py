@@ -33,6 +33,9 @@ from seal_jax.envs.toolbox.suite import TaskStore
 from seal_jax.envs.toolbox.words import NAMES, NOTES
 from seal_jax.types import CATEGORIES, Call, CallResult, Task
 
+#: As in `suite`, for demonstrations: more trouble, because repairs are rare as it is with a teacher that gives up.
+_UNTROUBLED, _AT_MOST_ONE = 0.37, 0.87
+
 DONE = "done."
 GAVE_UP = "it failed."
 NO_TOOL = "no tool for that."
@@ -336,7 +339,7 @@ def demonstrations(
             skin = random_skin(shared, kinds[(block // len(CATEGORIES)) % len(kinds)])
         order = shared.sample(sorted(skin.tool_names), len(skin.tool_names))
         taken = set(avoid) if avoid else None
-        troubles = troubles_at(rng.random())
+        troubles = troubles_at(rng.random(), _UNTROUBLED, _AT_MOST_ONE)
         scenario = make_scenario(
             f"demo{seed}-{i:05d}", skin, f"toolbox/demo/{seed}/{i}", troubles=troubles, taken=taken
         )
