@@ -9,7 +9,7 @@
 
     python -m seal_jax.main --config=configs/quickstart.py:scratch --workdir=runs/scratch --config.rounds=0
 
-makes the folder runs/scratch/start, which is configs/starts/quickstart.
+makes such a folder, runs/scratch/start. The kept one was made in two goes of together as many steps (experiments/LOG.md).
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ def get_config(start: str = "cloned") -> ConfigDict:
     c.limits.max_new_tokens = 32
     c.limits.max_observation_tokens = 64
 
-    c.rounds = 12
+    c.rounds = 20
     c.tasks_per_round = 16
     c.rollouts = 8
     c.stop_failed_turns = True

@@ -97,7 +97,7 @@ def default_config() -> ConfigDict:
     c.warm_start = ConfigDict()  # supervised start for policies from random weights
     c.warm_start.enabled = False
     c.warm_start.wired = True  # attention heads that can copy from the first step (policy/copying.py)
-    c.warm_start.demos = 12000  # demonstrations of the teacher
+    c.warm_start.demos = 21600  # demonstrations of the teacher
     c.warm_start.per_skin = 16  # of them have the same tools
     c.warm_start.group = 4  # of these, alike in length, share the computation of their docs
     c.warm_start.fixed_share = 0.75  # demonstrations in the training domains; the rest in random skins
