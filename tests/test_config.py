@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from ml_collections import config_flags
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax.config import default_config, validate
@@ -70,7 +69,6 @@ def test_stripping_needs_bare_and_cued_rows():
 def test_the_config_is_locked():
     with pytest.raises(AttributeError):
         default_config().lock().learning_rate = 1.0
-    assert config_flags.__name__  # main locks it: DEFINE_config_file(lock_config=True)
 
 
 def run_main(*args):
