@@ -9,7 +9,7 @@
 
     python -m seal_jax.main --config=configs/quickstart.py:scratch --workdir=runs/scratch --config.rounds=0
 
-makes such a folder, runs/scratch/start. The kept one was made in two goes of together as many steps (experiments/LOG.md).
+makes such a folder, runs/scratch/start. The kept one was made in two goes, together as many steps (experiments/LOG.md).
 """
 
 from pathlib import Path

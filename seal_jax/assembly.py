@@ -32,7 +32,6 @@ from seal_jax.rollout.episode import Limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Task
 
-
 #: Beside the weights of a cloned policy: steps, seconds and closing loss of its warm start.
 WARM_START_FILE = "warm_start.json"
 

@@ -51,7 +51,7 @@ def test_the_kept_start_fits_the_world_and_the_preset():
     assert json.loads(kept.backend.to_str())["model"] == json.loads(fresh.backend.to_str())["model"]
     read = PolicyConfig.from_hf(json.loads((START / "config.json").read_text()))
     tiny = PolicyConfig.tiny(fresh.vocab_size)
-    for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "rope_theta", "tied"):
+    for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "rope_theta"):
         assert getattr(read, name) == getattr(tiny, name), name
 
 

@@ -178,7 +178,7 @@ def test_a_bad_habit_comes_out_as_its_own_label(habit):
     failures = {k: n for k, n in habit_labels(habit).items() if k not in ("pass", "correct_abstention")}
     assert set(failures) <= HABITS[habit]
     if habit == "give_up":
-        assert failures["recovery_failure"] > 0.9 * sum(failures.values())
+        assert failures["recovery_failure"] > 0.8 * sum(failures.values())
     else:
         assert failures
 

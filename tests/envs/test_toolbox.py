@@ -185,7 +185,7 @@ def test_two_to_four_turns_and_few_calls(suite: ToolboxSuite) -> None:
         for task in suite.tasks(split):
             assert 2 <= len(task.turns) <= 4
         for row in statistics(suite, split):
-            assert 0.57 <= row.refusal_share <= 0.69  # every split alike
+            assert 1 / 3 <= row.refusal_share <= 0.43  # every split alike
             assert row.max_calls_in_turn <= 6
             assert 6 <= row.messages <= 10
 
@@ -487,7 +487,7 @@ def test_bad_habits_set_the_rates() -> None:
     assert after[False][True] / after[False].total() < 0.12
     assert after[True][True] / after[True].total() > 0.6
     assert 0.45 < strayed / abstained < 0.7
-    assert 0.1 < passed.total() / 800 < 0.4
+    assert 0.1 < passed.total() / 800 < 0.5
     assert all(passed[c] > 0 for c in CATEGORIES)
 
 

@@ -280,8 +280,8 @@ def test_module_and_dict_are_two_views():
     ("family", "options"),
     [
         ("qwen2", {"qk_norm": False, "qkv_bias": True}),
-        ("qwen3", {"qk_norm": True}),
-        ("llama", {"qk_norm": False, "tied": False}),
+        ("qwen3", {"qk_norm": True, "qkv_bias": False}),
+        ("llama", {"qk_norm": False, "qkv_bias": False, "tied": False}),
     ],
 )
 def test_every_family_initialises_and_runs(family, options):
@@ -300,7 +300,7 @@ def test_tiny_is_the_documented_size():
     config = PolicyConfig.tiny(800)
     assert (
         sum(int(np.prod(x)) for x in jax.tree.leaves(param_shapes(config), is_leaf=lambda x: isinstance(x, tuple)))
-        == 660_352
+        == 710_656
     )
 
 
