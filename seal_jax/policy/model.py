@@ -26,7 +26,7 @@ Parameters are float32 masters, computation is in `config.compute_dtype`; softma
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -123,14 +123,14 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
         at = first + jnp.arange(q.shape[-2])
         causal = at[:, None] >= jnp.arange(k.shape[-1])
         parts = [*pasts, _Past(k, v, causal)]
-        scores = [jnp.where(part.valid, _to_keys(q, part.keys) * scale, _HIDDEN) for part in parts]
+        scores = [jnp.where(part.valid, _shared_matmul(q, part.keys) * scale, _HIDDEN) for part in parts]
         top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
         top = jax.lax.stop_gradient(top)
         weights = [jnp.exp(score - top) for score in scores]
         total = sum(weight.sum(-1, keepdims=True) for weight in weights)
         out: Any = 0.0
         for part, weight in zip(parts, weights, strict=True):
-            out += _to_keys(weight.astype(v.dtype), part.values)
+            out += _shared_matmul(weight.astype(v.dtype), part.values)
         return (out / total).astype(v.dtype)
 
     if budget is None:
@@ -147,13 +147,13 @@ def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], bu
     return out.reshape(*out.shape[:4], n_blocks * size, out.shape[-1])[..., :length, :]
 
 
-def _to_keys(x: jax.Array, keys: jax.Array) -> jax.Array:
-    """x [B,K,G,R,S,I] times keys [B,K,I,J] (shared by a group's rows) or [B,K,G,I,J]; float32 [B,K,G,R,S,J].
+def _shared_matmul(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x [B,K,G,R,S,I] times y [B,K,I,J] (shared by a group's rows) or [B,K,G,I,J]; float32 [B,K,G,R,S,J].
 
     All rows of x that meet the same matrix are one axis: on CPU a product with two free axes costs twice as much.
     """
-    flat = x.reshape(*x.shape[: keys.ndim - 2], -1, x.shape[-1])
-    return jnp.matmul(flat, keys, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], keys.shape[-1])
+    flat = x.reshape(*x.shape[: y.ndim - 2], -1, x.shape[-1])
+    return jnp.matmul(flat, y, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _block_size(length: int, scores_per_query: int, budget: int) -> int:
@@ -303,8 +303,7 @@ class Decoder(nnx.Module):
         The caches are only read: writing is the caller's, who can do it once for all layers.
 
         With `layers` (from `unstack`) the layers are unrolled instead of scanned, and every KV, in and out, is a list
-        with one per layer. That is for decoding on CPU, where a scan would copy each layer's cache and weights at
-        every token.
+        with one per layer. That is for CPU, where a scan copies each layer's cache and weights at every call.
         """
         batch, rows, c = ids_bgc.shape
         positions = first_bg[..., None] + jnp.arange(c)
@@ -499,29 +498,42 @@ def extend(
     return decoder.logits(last), write_rows(rows, new, row_len_bg, len_bg), row_len_bg + len_bg
 
 
-def prompt_mask(prompt: KV, prompt_len_b: jax.Array) -> jax.Array:
-    """Which prompt keys are real, bool [B,1,1,1,1,P]."""
-    return _first(prompt_len_b, prompt.values.shape[-2])[:, None, None, None, None]
+def prompt_mask(prompt: Any, prompt_len_b: jax.Array) -> jax.Array:
+    """Which keys of a prompts' cache (stacked, or a list of layers) are real, bool [B,1,1,1,1,P]."""
+    return _first(prompt_len_b, _size(prompt))[:, None, None, None, None]
 
 
-def row_mask(rows: KV, row_len_bg: jax.Array) -> jax.Array:
-    """Which cached row keys are real, bool [B,1,G,1,1,S]."""
-    return _first(row_len_bg, rows.values.shape[-2])[:, None, :, None, None]
+def row_mask(rows: Any, row_len_bg: jax.Array) -> jax.Array:
+    """Which keys of a rows' cache (stacked, or a list of layers) are real, bool [B,1,G,1,1,S]."""
+    return _first(row_len_bg, _size(rows))[:, None, :, None, None]
 
 
-def write_rows(rows: KV, new: KV, at_bg: jax.Array, count_bg: jax.Array) -> KV:
-    """Writes the first `count` of each row's new tokens into its cache, from its own place `at` on."""
-    size, length = rows.values.shape[-2], new.values.shape[-2]
+def _size(cache: Any) -> int:
+    return (cache if isinstance(cache, KV) else cache[0]).values.shape[-2]
+
+
+def each_layer(fn: Callable[..., KV], *caches: Any) -> Any:
+    """fn(one layer's KV of each cache) -> KV, for every layer of stacked caches or of lists with a KV per layer."""
+    return jax.vmap(fn)(*caches) if isinstance(caches[0], KV) else list(map(fn, *caches))
+
+
+def write_rows(rows: Any, new: Any, at_bg: jax.Array, count_bg: jax.Array) -> Any:
+    """Writes the first `count` of each row's new tokens into its cache, from its own place `at` on, in all layers."""
     b, g = jnp.arange(at_bg.shape[0])[:, None, None], jnp.arange(at_bg.shape[1])[:, None]
-    place = at_bg[..., None] + jnp.arange(length)
-    place = jnp.where(_first(count_bg, length), place, size)  # padding is sent out of range, where "drop" drops it
-    # advanced indices with slices between them put their axes first: the updates are [B, G, C, L, K, H]
-    keys = jnp.transpose(new.keys, (1, 3, 5, 0, 2, 4))
-    values = jnp.transpose(new.values, (1, 3, 4, 0, 2, 5))
-    return KV(
-        rows.keys.at[:, b, :, g, :, place].set(keys, mode="drop"),
-        rows.values.at[:, b, :, g, place].set(values, mode="drop"),
-    )
+
+    def write(rows: KV, new: KV) -> KV:
+        size, length = rows.values.shape[-2], new.values.shape[-2]
+        place = at_bg[..., None] + jnp.arange(length)
+        place = jnp.where(_first(count_bg, length), place, size)  # padding is sent out of range, where "drop" drops it
+        # advanced indices with slices between them put their axes first: the updates are [B, G, C, K, H]
+        keys = jnp.transpose(new.keys, (0, 2, 4, 1, 3))
+        values = jnp.transpose(new.values, (0, 2, 3, 1, 4))
+        return KV(
+            rows.keys.at[b, :, g, :, place].set(keys, mode="drop"),
+            rows.values.at[b, :, g, place].set(values, mode="drop"),
+        )
+
+    return each_layer(write, rows, new)
 
 
 def unstack(stacked: Any) -> list[Any]:

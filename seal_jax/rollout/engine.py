@@ -5,6 +5,8 @@ A session holds, on the device,
     prompt cache  [L, B, K, P, H]      computed once per group, read by all its rows (keys have H before P, see `KV`)
     rows' cache   [L, B, K, G, S, H]   every row at its own length; S grows from one declared bucket to the next
 
+(where the layers are unrolled, both are lists with one KV per layer, without L)
+
 `Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a
 `while_loop` that ends when every row has met a stop id or its limit). During a message the new keys go to a small
 buffer at a place common to all rows and the big caches are only read; they are written once, after the loop. A
@@ -29,10 +31,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seal_jax.policy.config import Params, PolicyConfig
-from seal_jax.policy.model import KV, Decoder, cast_matrices, prompt_mask, row_mask, unstack, write_rows
+from seal_jax.policy.model import KV, Decoder, cast_matrices, each_layer, prompt_mask, row_mask, unstack, write_rows
 from seal_jax.policy.sharding import BATCH_AXES, check_batch
 
 Row = tuple[int, int]  # (b, g): group and row in it, as numbered at the start of the session
+Cache = KV | list[KV]  # all layers stacked, or one KV per layer
 
 #: What starting one more chunk costs, in padded tokens; weighs "one long chunk" against "several short ones".
 _CHUNK_OVERHEAD = 8
@@ -54,8 +57,8 @@ class RolloutEngine:
     `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt
     tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction
     may use beside the session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the
-    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode with the
-    layers unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
+    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: extend and decode
+    with the layers unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
 
     def __init__(
@@ -99,20 +102,24 @@ class RolloutEngine:
                 check_batch(size, mesh, "engine.group_buckets entry")
         # With a mesh every cache has one layout from its first moment on: else the first call of each function, on
         # fresh caches, would compile apart from all later ones, and donated buffers would not fit.
-        kv = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, "tensor"))
+        axes = (BATCH_AXES, "tensor") if self.unroll else (None, BATCH_AXES, "tensor")
+        kv = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
         batch = self.batch_sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(BATCH_AXES))
         self._prefill = jax.jit(self._prefill_fn, out_shardings=kv)
         self._new_rows = jax.jit(self._new_rows_fn, static_argnums=(1, 2), out_shardings=(kv, batch))
-        self._extend = jax.jit(self._extend_fn, donate_argnames=("rows", "hidden_bgd"), out_shardings=(kv, batch))
-        self._decode = jax.jit(self._decode_fn, donate_argnames=("rows",), out_shardings=(kv, batch, batch, batch))
+        self._extend = jax.jit(self._extend_fn, donate_argnames=("hidden_bgd",), out_shardings=(kv, batch))
+        self._decode = jax.jit(self._decode_fn, out_shardings=(kv, batch, batch, batch))
+        # Apart from the functions that read the rows: in one program XLA copies them whole before it writes. A partial,
+        # because engines would share the cache of equal functions.
+        self._write = jax.jit(functools.partial(write_rows), donate_argnums=0, out_shardings=kv)
         self._repack = jax.jit(self._repack_fn, out_shardings=(kv, kv, batch))
         self._grow = jax.jit(self._grow_fn, static_argnums=(1,), out_shardings=kv)
 
     @property
     def compilations(self) -> int:
         """Executables made so far, counted where jax keeps them (a trace can be reused where a compilation is not)."""
-        functions: Any = (self._prefill, self._new_rows, self._extend, self._decode, self._repack, self._grow)
-        return sum(function._cache_size() for function in functions)
+        names = ("prefill", "new_rows", "extend", "decode", "write", "repack", "grow")
+        return sum(getattr(self, f"_{name}")._cache_size() for name in names)
 
     def start(self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int) -> Session:
         """Prefills each prompt once and opens a session of len(prompts) groups with `rollouts` rows each.
@@ -122,59 +129,67 @@ class RolloutEngine:
         return Session(self, params, prompts, rollouts)
 
     # --- the compiled functions --------------------------------------------------------------------------------------
-    def _prefill_fn(self, params: Params, ids_bp: jax.Array, len_b: jax.Array) -> KV:
-        return Decoder.from_params(self.config, params).prefill(ids_bp, len_b)[1]
+    def _prefill_fn(self, params: Params, ids_bp: jax.Array, len_b: jax.Array) -> Cache:
+        cache = Decoder.from_params(self.config, params).prefill(ids_bp, len_b)[1]
+        return unstack(cache) if self.unroll else cache
 
-    def _new_rows_fn(self, prompt: KV, rows: int, size: int) -> tuple[KV, jax.Array]:
+    def _layers(self, decoder: Decoder) -> list[Params] | None:
+        """What makes `Decoder.extend` unroll its layers."""
+        return unstack(decoder.layer_params()) if self.unroll else None
+
+    def _new_rows_fn(self, prompt: Cache, rows: int, size: int) -> tuple[Cache, jax.Array]:
         """Empty row caches beside a prompt cache, and a place for their last hidden states."""
-        layers, batch, n_kv, _, head_dim = prompt.values.shape
-        empty = _empty_rows((layers, batch, n_kv, rows, head_dim, size), prompt.keys.dtype)
-        return empty, jnp.zeros((batch, rows, self.config.d_model), prompt.keys.dtype)
+
+        def empty(prompt: KV) -> KV:
+            batch, n_kv, _, head_dim = prompt.values.shape
+            keys = jnp.zeros((batch, n_kv, rows, head_dim, size), prompt.keys.dtype)
+            return KV(keys, keys.swapaxes(-1, -2))
+
+        cache = each_layer(empty, prompt)
+        leaf = jax.tree.leaves(prompt)[0]
+        return cache, jnp.zeros((leaf.shape[-4], rows, self.config.d_model), leaf.dtype)
 
     def _extend_fn(
         self,
         params: Params,
-        prompt: KV,
+        prompt: Cache,
         prompt_len_b: jax.Array,
-        rows: KV,
+        rows: Cache,
         row_len_bg: jax.Array,
         hidden_bgd: jax.Array,
         ids_bgc: jax.Array,
         len_bg: jax.Array,
-    ) -> tuple[KV, jax.Array]:
-        """Feeds a chunk. Returns the rows' cache and each row's hidden state at its last token so far."""
+    ) -> tuple[Cache, jax.Array]:
+        """Feeds a chunk. Returns its KV, yet to be written, and each row's hidden state at its last token so far."""
         decoder = Decoder.from_params(self.config, params)
         pasts = [(prompt, prompt_mask(prompt, prompt_len_b)), (rows, row_mask(rows, row_len_bg))]
-        hidden_bgcd, new = decoder.extend(ids_bgc, prompt_len_b[:, None] + row_len_bg, pasts)
+        hidden_bgcd, new = decoder.extend(ids_bgc, prompt_len_b[:, None] + row_len_bg, pasts, self._layers(decoder))
         last = jnp.take_along_axis(hidden_bgcd, jnp.maximum(len_bg - 1, 0)[..., None, None], axis=2)[:, :, 0]
-        return write_rows(rows, new, row_len_bg, len_bg), jnp.where(len_bg[..., None] > 0, last, hidden_bgd)
+        return new, jnp.where(len_bg[..., None] > 0, last, hidden_bgd)
 
     def _decode_fn(
         self,
         params: Params,
-        prompt: KV,
+        prompt: Cache,
         prompt_len_b: jax.Array,
-        rows: KV,
+        rows: Cache,
         row_len_bg: jax.Array,
         hidden_bgd: jax.Array,
         limit_bg: jax.Array,
         seed_bg: jax.Array,
         temperature: jax.Array,
-    ) -> tuple[KV, jax.Array, jax.Array, jax.Array]:
-        """Samples up to `limit` tokens a row. Returns the rows' cache, ids [B,G,N], log-probs [B,G,N] and counts
-        [B,G].
+    ) -> tuple[Cache, jax.Array, jax.Array, jax.Array]:
+        """Samples up to `limit` tokens a row. Returns their KV, yet to be written and without the last one's, ids
+        [B,G,N], log-probs [B,G,N] and counts [B,G].
         """
         decoder = Decoder.from_params(self.config, cast_matrices(self.config, params))
         stop = jnp.asarray(sorted(self.stop_ids), jnp.int32)
         n_new = self.max_new_tokens
-        n_layers, batch, n_kv, n_rows, _, head_dim = rows.values.shape
+        batch, n_rows = row_len_bg.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
-        caches: Any = [prompt, rows, _empty_rows((n_layers, batch, n_kv, n_rows, head_dim, n_new), rows.keys.dtype)]
-        layers: Any = None
-        if self.unroll:
-            caches, layers = [unstack(kv) for kv in caches], unstack(decoder.layer_params())
-        prompt_past = (caches[0], prompt_mask(prompt, prompt_len_b))
-        rows_past = (caches[1], row_mask(rows, row_len_bg))
+        layers = self._layers(decoder)
+        prompt_past = (prompt, prompt_mask(prompt, prompt_len_b))
+        rows_past = (rows, row_mask(rows, row_len_bg))
 
         def sample(state: dict[str, Any], hidden_bgd: jax.Array) -> dict[str, Any]:
             step, alive = state["step"], state["alive"]
@@ -195,8 +210,7 @@ class RolloutEngine:
             buffer = (state["new"], jnp.arange(n_new) < fed)
             pasts = [prompt_past, rows_past, buffer]
             hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts, layers)
-            put = functools.partial(_put_token, place=fed)
-            new = list(map(put, state["new"], one)) if self.unroll else put(state["new"], one)
+            new = each_layer(functools.partial(_put_token, place=fed), state["new"], one)
             return sample({**state, "new": new}, hidden_bgcd[:, :, 0])
 
         state = {
@@ -206,41 +220,44 @@ class RolloutEngine:
             "logp": jnp.zeros((batch, n_rows, n_new), jnp.float32),
             "count": jnp.zeros((batch, n_rows), jnp.int32),
             "alive": limit_bg > 0,
-            "new": caches[2],
+            "new": self._new_rows_fn(prompt, n_rows, n_new)[0],
         }
         state = sample(state, hidden_bgd)
         # an alive row has count < limit <= n_new, so the loop cannot run past the buffers
         state = jax.lax.while_loop(lambda state: state["alive"].any(), body, state)
-        new = jax.tree.map(lambda *x: jnp.stack(x), *state["new"]) if self.unroll else state["new"]
-        rows = write_rows(rows, new, row_len_bg, jnp.maximum(state["count"] - 1, 0))
-        return rows, state["ids"], state["logp"], state["count"]
+        return state["new"], state["ids"], state["logp"], state["count"]
 
     def _repack_fn(
-        self, prompt: KV, rows: KV, hidden_bgd: jax.Array, group_b: jax.Array, slot_bg: jax.Array, row_bg: jax.Array
-    ) -> tuple[KV, KV, jax.Array]:
+        self,
+        prompt: Cache,
+        rows: Cache,
+        hidden_bgd: jax.Array,
+        group_b: jax.Array,
+        slot_bg: jax.Array,
+        row_bg: jax.Array,
+    ) -> tuple[Cache, Cache, jax.Array]:
         """A new grid: slot b gets the prompt of old slot group_b[b], its row g is old row (slot_bg[b, g], row_bg[b,
         g]).
         """
-        # indices on both sides of a slice put their axes first: [B, G, L, K, S, H]
-        moved = (jnp.transpose(x[:, slot_bg, :, row_bg], (2, 0, 3, 1, 4, 5)) for x in rows)
-        return KV(*(x[:, group_b] for x in prompt)), KV(*moved), hidden_bgd[slot_bg, row_bg]
 
-    def _grow_fn(self, rows: KV, size: int) -> KV:
-        more = (0, size - rows.values.shape[-2])
-        pads = [(0, 0)] * 4
-        return KV(jnp.pad(rows.keys, [*pads, (0, 0), more]), jnp.pad(rows.values, [*pads, more, (0, 0)]))
+        def move(rows: KV) -> KV:  # indices on both sides of a slice put their axes first: [B, G, K, S, H]
+            return KV(*(jnp.transpose(x[slot_bg, :, row_bg], (0, 2, 1, 3, 4)) for x in rows))
+
+        prompt = each_layer(lambda kv: KV(*(x[group_b] for x in kv)), prompt)
+        return prompt, each_layer(move, rows), hidden_bgd[slot_bg, row_bg]
+
+    def _grow_fn(self, rows: Cache, size: int) -> Cache:
+        def grow(rows: KV) -> KV:
+            more, pads = (0, size - rows.values.shape[-2]), [(0, 0)] * 3
+            return KV(jnp.pad(rows.keys, [*pads, (0, 0), more]), jnp.pad(rows.values, [*pads, more, (0, 0)]))
+
+        return each_layer(grow, rows)
 
 
 def _put_token(buffer: KV, one: KV, place: jax.Array) -> KV:
     """Writes a single token's KV at a place common to all rows: a slice update, in place, no scatter."""
     put = jax.lax.dynamic_update_slice_in_dim
     return KV(put(buffer.keys, one.keys, place, axis=-1), put(buffer.values, one.values, place, axis=-2))
-
-
-def _empty_rows(key_shape: tuple[int, ...], dtype: Any) -> KV:
-    """A zero cache of rows whose keys have this shape [L,B,K,G,H,S]."""
-    keys = jnp.zeros(key_shape, dtype)
-    return KV(keys, keys.swapaxes(-1, -2))
 
 
 def sample_tokens(
@@ -299,7 +316,7 @@ class Session:
         self._place: dict[Row, tuple[int, int]] = {row: row for row in self._written}
         self._slot_group = [b if b < len(prompts) else -1 for b in range(batch)]
         self._prompt = engine._prefill(params, self._put(ids_bp), self._put(self._by_slot(self.prompt_len)))
-        self._rows: KV | None = None
+        self._rows: Cache | None = None
         self._hidden: jax.Array | None = None
         self._grid = (batch, rollouts)
         self._capacity = 0
@@ -393,16 +410,18 @@ class Session:
                 part = ids[done : done + size]
                 ids_bgc[self._place[row]][: len(part)] = part
                 len_bg[self._place[row]] = len(part)
-            self._rows, self._hidden = self.engine._extend(
+            written_bg, fed_bg = self._put(self._by_row(self._written)), self._put(len_bg)
+            new, self._hidden = self.engine._extend(
                 self.params,
                 self._prompt,
                 self._put(self._by_slot(self.prompt_len)),
                 rows=self._rows,
-                row_len_bg=self._put(self._by_row(self._written)),
+                row_len_bg=written_bg,
                 hidden_bgd=self._hidden,
                 ids_bgc=self._put(ids_bgc),
-                len_bg=self._put(len_bg),
+                len_bg=fed_bg,
             )
+            self._rows = self.engine._write(self._rows, new, written_bg, fed_bg)
             done += size
             for row in fed:
                 self._written[row] += int(len_bg[self._place[row]])
@@ -410,18 +429,21 @@ class Session:
             self._pending.pop(row, None)
 
     def _sample(self, limits: Mapping[Row, int], keys: Mapping[Row, int], temperature: float) -> tuple[np.ndarray, ...]:
-        self._rows, *sampled = self.engine._decode(
+        written_bg = self._put(self._by_row(self._written))
+        new, *sampled = self.engine._decode(
             self.params,
             self._prompt,
             self._put(self._by_slot(self.prompt_len)),
             rows=self._rows,
-            row_len_bg=self._put(self._by_row(self._written)),
+            row_len_bg=written_bg,
             hidden_bgd=self._hidden,
             limit_bg=self._put(self._by_row(limits)),
             seed_bg=self._put(self._by_row(keys, np.uint32)),
             temperature=np.float32(temperature),
         )
-        return tuple(jax.device_get(sampled))
+        ids_bgn, logp_bgn, count_bg = jax.device_get(sampled)
+        self._rows = self.engine._write(self._rows, new, written_bg, self._put(np.maximum(count_bg - 1, 0)))
+        return ids_bgn, logp_bgn, count_bg
 
     # --- the grid ----------------------------------------------------------------------------------------------------
     def _reserve(self, need: int) -> None:

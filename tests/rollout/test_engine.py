@@ -282,7 +282,7 @@ def test_second_pass_compiles_nothing():
         lambda name, *_, **__: events.append(name) if "backend_compile" in name else None
     )
     play(engine, PARAMS, PROMPTS, 4, 2)
-    assert 0 < engine.compilations <= 4  # prefill, new rows, extend, decode
+    assert 0 < engine.compilations <= 6  # prefill, new rows, extend, decode, and writing what either made
     assert events  # the listener hears compilations
     before = engine.compilations
     other = init_params(CONFIG, 1)
@@ -298,8 +298,8 @@ def test_many_lengths_and_batch_sizes_stay_within_the_buckets(engine):
     rng = np.random.default_rng(0)
     for batch in range(12):
         play(fresh, PARAMS, [ids(rng, 5, 30) for _ in range(1 + batch % 4)], 1, 2)
-    # 2 prefills (groups); new rows, extend, decode: 2 groups x 2 suffixes each; grow: 2
-    assert fresh.compilations <= 2 + 3 * 4 + 2
+    # 2 prefills (groups); new rows, extend, decode, 2 writes: 2 groups x 2 suffixes each; grow: 2
+    assert fresh.compilations <= 2 + 5 * 4 + 2
     before = fresh.compilations
     for batch in range(12):
         play(fresh, PARAMS, [ids(rng, 5, 30) for _ in range(1 + batch % 4)], 1, 2)
@@ -312,7 +312,7 @@ def test_rows_cache_is_donated(engine):
     session.act(tokens, temperature=1.0, keys=dict.fromkeys(tokens, 1))
     old = session._rows
     session.act(tokens, temperature=1.0, keys=dict.fromkeys(tokens, 1))
-    assert old.keys.is_deleted() and old.values.is_deleted()
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
@@ -324,7 +324,7 @@ def test_params_on_a_mesh(engine, shape):
     suffix, logps, _ = play(meshed, shard_params(CONFIG, PARAMS, mesh), PROMPTS, 4, 2)
     assert suffix == play(engine, PARAMS, PROMPTS, 4, 2)[0]
     check_against_forward(PROMPTS, suffix, logps)
-    assert meshed.compilations <= 4  # one layout from the first call on
+    assert meshed.compilations <= 6  # one layout from the first call on
 
 
 def test_bad_input_is_named(engine):
