@@ -284,8 +284,6 @@ def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         where = "the folder" if looks_local else "the hub (check the id and the network, or give a local folder)"
         raise ValueError(f"tokenizer: cannot load {name!r} from {where}: {reason}") from error
-    if not getattr(loaded, "is_fast", False):
-        raise ValueError(f"tokenizer: {name!r} has no fast tokenizer; save one as tokenizer.json first")
     template = loaded.chat_template if isinstance(loaded.chat_template, str) else None
     return FastTokenizer(loaded.backend_tokenizer, bos=loaded.bos_token, eos=loaded.eos_token, chat_template=template)
 

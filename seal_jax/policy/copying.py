@@ -56,14 +56,17 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
         """Orthonormal columns [D, width]."""
         return np.linalg.qr(rng.normal(size=(c.d_model, width)))[0]
 
-    def look_back(layer: int, head: int, distance: int, height_h2: np.ndarray, keep: float) -> None:
-        """Adds a preference for tokens `distance` back, and shrinks what contents say to `keep`."""
+    def hush(layer: int, head: int, keep: float) -> None:
+        """Shrinks what random contents say about where a head looks."""
+        q[layer, :, head] *= keep
+        k[layer, :, head] *= keep
+
+    def look_back(layer: int, head: int, distance: int, height_h2: np.ndarray) -> None:
+        """Adds a preference for tokens `distance` back."""
         amplitude = np.sqrt(np.sqrt(c.head_dim) * height_h2)
         turned = amplitude * np.exp(-1j * distance * frequency)
         layers["k_bias_lkh"][layer, head] = np.concatenate([amplitude, np.zeros(half)])
         layers["q_bias_lnh"][layer, head] = np.concatenate([turned.real, turned.imag])
-        q[layer, :, head] *= keep
-        k[layer, :, head] *= keep
 
     # what stands in the way of a token's identity: random writes into the residual stream
     o *= 0.3
@@ -73,7 +76,8 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
     here = basis(c.head_dim)  # reads a token
     before = [basis(c.head_dim), basis(c.head_dim)]  # holds the token one back, two back
     for head in (0, 1):
-        look_back(0, head, head + 1, _SHARP * np.exp(-np.arange(half) / 3.0), keep=0.1)
+        hush(0, head, keep=0.1)
+        look_back(0, head, head + 1, _SHARP * np.exp(-np.arange(half) / 3.0))
         v[0, :, head], o[0, head] = here, write * before[head].T
 
     middle = (frequency > 0.02) & (frequency < 0.25)
@@ -85,12 +89,12 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
         for head in range(c.n_heads):
             v[layer, :, head], o[layer, head] = whole[:, head], write * whole[:, head].T
             if layer == 1 and head < 2:
-                q[layer, :, head] *= 0.1
-                k[layer, :, head] *= 0.1
+                hush(layer, head, keep=0.1)
                 q[layer][:, head, slow_h] += _MATCH * here[:, : len(slow_h)]
                 k[layer][:, head, slow_h] += _MATCH * before[head][:, : len(slow_h)]
             elif middle.any() and (distance := next(neighbourhoods, None)):
-                look_back(layer, head, distance, _WIDE * middle / middle.sum(), keep=0.5)
+                hush(layer, head, keep=0.5)
+                look_back(layer, head, distance, _WIDE * middle / middle.sum())
     wired = {
         name: jax.device_put(jnp.asarray(layers[name], old.dtype), old.sharding)
         for name, old in params["layers"].items()

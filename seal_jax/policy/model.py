@@ -347,18 +347,21 @@ class Decoder(nnx.Module):
     def next_logp(self, hidden_bgsd, target_bgs, keep_bgs, temperature) -> jax.Array:
         """log softmax(logits / temperature)[target] where `keep`, else 0.0; float32 [B,G,S].
 
-        Token columns go through the head in chunks of about `config.head_chunk` tokens under scan and remat, so the
-        logits of a whole batch never exist; a chunk that keeps nothing costs nothing.
+        A group's places are sorted, the kept ones first, and go through the head in chunks of about
+        `config.head_chunk` under scan and remat: the logits of a whole batch never exist, and what is not kept (most of
+        a tool-use row was not sampled) costs nothing.
         """
         batch, rows, length, width = hidden_bgsd.shape
-        columns = min(length, max(1, self.config.head_chunk // (batch * rows)))
-        n_chunks = -(-length // columns)
+        n = rows * length
+        order_bn = jnp.argsort(~keep_bgs.reshape(batch, n), axis=1)
+        place_bn = jnp.argsort(order_bn, axis=1)
+        columns = min(n, max(1, self.config.head_chunk // batch))
+        n_chunks = -(-n // columns)
 
-        def chunked(
-            x: jax.Array,
-        ) -> jax.Array:  # [B,G,S,...] -> [chunk,B,G,columns,...]; b stays an axis of its own (it is sharded)
-            x = jnp.pad(x, [(0, 0), (0, 0), (0, n_chunks * columns - length)] + [(0, 0)] * (x.ndim - 3))
-            return jnp.moveaxis(x.reshape(batch, rows, n_chunks, columns, *x.shape[3:]), 2, 0)
+        def chunked(x: jax.Array) -> jax.Array:
+            """[B,N,...] in sorted order -> [chunk,B,columns,...]; b stays an axis of its own (it is sharded)."""
+            x = jnp.pad(x, [(0, 0), (0, n_chunks * columns - n)] + [(0, 0)] * (x.ndim - 2))
+            return jnp.moveaxis(x.reshape(batch, n_chunks, columns, *x.shape[2:]), 1, 0)
 
         def score(hidden: jax.Array, target: jax.Array, keep: jax.Array) -> jax.Array:
             logits = self.logits(hidden) / temperature
@@ -373,9 +376,15 @@ class Decoder(nnx.Module):
                 keep.any(), score, lambda h, t, k: jnp.zeros(k.shape, jnp.float32), hidden, target, keep
             )
 
-        args = (chunked(hidden_bgsd), chunked(jnp.where(keep_bgs, target_bgs, 0)), chunked(keep_bgs))
-        _, logp = jax.lax.scan(chunk, None, args)
-        return jnp.moveaxis(logp, 0, 2).reshape(batch, rows, -1)[..., :length]
+        target_bn = jnp.where(keep_bgs, target_bgs, 0).reshape(batch, n)
+        args = (
+            _permute(hidden_bgsd.reshape(batch, n, width), order_bn, place_bn),
+            jnp.take_along_axis(target_bn, order_bn, axis=1),
+            jnp.take_along_axis(keep_bgs.reshape(batch, n), order_bn, axis=1),
+        )
+        _, logp = jax.lax.scan(chunk, None, jax.tree.map(chunked, args))
+        logp_bn = jnp.moveaxis(logp, 0, 1).reshape(batch, -1)[:, :n]
+        return jnp.take_along_axis(logp_bn, place_bn, axis=1).reshape(batch, rows, length)
 
     def token_logp(
         self, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg, temperature=1.0, keep_bgs=None
@@ -388,6 +397,20 @@ class Decoder(nnx.Module):
         # token s is predicted at s-1: shift targets one to the left, score, shift the scores back
         logp = self.next_logp(hidden, _shift_left(suffix_ids_bgs), _shift_left(keep), temperature)
         return jnp.pad(logp[..., :-1], [(0, 0), (0, 0), (1, 0)])
+
+
+@jax.custom_vjp
+def _permute(x_bnd: jax.Array, order_bn: jax.Array, place_bn: jax.Array) -> jax.Array:
+    """x[b, order[b, i]], where `place` is the inverse of `order`: so its gradient is a gather too, and no scatter."""
+    del place_bn
+    return jnp.take_along_axis(x_bnd, order_bn[..., None], axis=1)
+
+
+def _permute_bwd(place_bn: jax.Array, grad_bnd: jax.Array) -> tuple[jax.Array, None, None]:
+    return jnp.take_along_axis(grad_bnd, place_bn[..., None], axis=1), None, None
+
+
+_permute.defvjp(lambda x, order, place: (_permute(x, order, place), place), _permute_bwd)
 
 
 def _first(length: jax.Array, size: int) -> jax.Array:
