@@ -32,11 +32,11 @@ def get_config(start: str = "cloned") -> ConfigDict:
     else:
         c.policy.source, c.warm_start.enabled = "tiny", True
 
-    # Prompts have 120-180 tokens, rows up to 400.
+    # Prompts have 120-180 tokens, reference rows up to 330. Few buckets: here a compilation costs as much as a round.
     c.buckets.prompt = (192,)
-    c.buckets.suffix = (192, 256, 320, 384)
-    c.buckets.chunk = (8, 32)
-    c.buckets.groups = (4, 16, 64)
+    c.buckets.suffix = (192, 384)
+    c.buckets.chunk = (16,)
+    c.buckets.groups, c.buckets.rows = (16, 64), (2, 4)
     c.limits.max_new_tokens = 32
     c.limits.max_observation_tokens = 64
 

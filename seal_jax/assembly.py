@@ -109,6 +109,7 @@ def build_collector(
         suffix_buckets=config.buckets.suffix,
         chunk_buckets=config.buckets.chunk,
         group_buckets=config.buckets.groups,
+        row_buckets=config.buckets.rows,
         max_new_tokens=config.limits.max_new_tokens,
         mesh=mesh,
     )

@@ -48,6 +48,7 @@ def default_config() -> ConfigDict:
     c.buckets.suffix = (128, 256, 512)  # tokens after the prompt; the last is the hard limit of an episode
     c.buckets.chunk = (16, 64)  # tokens fed between two messages (observation, next user turn)
     c.buckets.groups = (1, 2, 4, 8, 16)  # prompts per device call
+    c.buckets.rows = ()  # rows of a prompt, beside `rollouts`, that live rows may be packed into as others finish
 
     c.limits = ConfigDict()
     c.limits.max_new_tokens = 48  # per assistant message
@@ -153,9 +154,9 @@ def validate(config: ConfigDict) -> None:
             f"config.interface.strip_in_update needs bare and cued rows in each group, but "
             f"config.interface.exposure={exposure}; set it to 0.5"
         )
-    for name in ("prompt", "suffix", "chunk", "groups"):
-        sizes = config.buckets[name]
-        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+    for name, sizes in config.buckets.items():
+        empty = not sizes and name != "rows"
+        if empty or list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
             raise ValueError(f"config.buckets.{name}={tuple(sizes)} must be positive and ascending, e.g. (128, 256)")
     if config.tasks_per_round % config.learner.minibatches:
         raise ValueError(

@@ -80,6 +80,9 @@ def success(lines: Sequence[Line]) -> Any:
         _axes(ax, title)
         _percent(ax)
         _end_labels(ax, ends)
+        rounds = {r for points, _, _ in ends for r, _ in points}
+        if len(rounds) == 1:  # left to itself, an axis around one point counts in fractions of a round
+            ax.set_xticks(list(rounds))
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel("success")
     return figure
