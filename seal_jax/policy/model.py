@@ -42,8 +42,8 @@ from seal_jax.policy.sharding import param_shardings
 _HIDDEN = -1e30
 #: Attention scores that exist at one time where the config leaves it open: a gigabyte, or what a CPU's caches like.
 _BUDGET, _CPU_BUDGET = 2**28, 2**24
-#: Trunks of so few layers are unrolled.
-_SHALLOW = 4
+#: Trunks of so few layers are unrolled: compiling them does not take long.
+SHALLOW = 4
 
 
 class KV(NamedTuple):
@@ -251,7 +251,7 @@ class Decoder(nnx.Module):
         if self.config.remat == "block":
             step = jax.checkpoint(step, prevent_cse=False)
         # a scan stacks what the backward pass needs: for a shallow trunk that costs more than a longer compilation
-        unroll = self.config.n_layers if self.config.n_layers <= _SHALLOW else 1
+        unroll = self.config.n_layers if self.config.n_layers <= SHALLOW else 1
         return jax.lax.scan(step, carry, (self.layer_params(), *stacked), unroll=unroll)
 
     def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
@@ -563,6 +563,11 @@ def unstack(stacked: Any) -> list[Any]:
     """A stacked tree (leading axis l) as a list with one tree per layer."""
     leaves, tree = jax.tree.flatten(stacked)
     return [jax.tree.unflatten(tree, [leaf[i] for leaf in leaves]) for i in range(leaves[0].shape[0])]
+
+
+def stack(layers: Sequence[Any]) -> Any:
+    """The inverse of `unstack`."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
 
 def cast_matrices(config: PolicyConfig, params: Params) -> Params:

@@ -31,7 +31,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from seal_jax.policy.config import Params, PolicyConfig
-from seal_jax.policy.model import KV, Decoder, cast_matrices, each_layer, prompt_mask, row_mask, unstack, write_rows
+from seal_jax.policy.model import (
+    KV,
+    SHALLOW,
+    Decoder,
+    cast_matrices,
+    each_layer,
+    prompt_mask,
+    row_mask,
+    stack,
+    unstack,
+    write_rows,
+)
 from seal_jax.policy.sharding import BATCH_AXES, check_batch
 
 Row = tuple[int, int]  # (b, g): group and row in it, as numbered at the start of the session
@@ -57,8 +68,9 @@ class RolloutEngine:
     `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt
     tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction
     may use beside the session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the
-    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: extend and decode
-    with the layers unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
+    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode (and,
+    of shallow models, extend) with the layers unrolled, which compiles longer and runs faster on CPU; None does so on
+    CPU only.
     """
 
     def __init__(
@@ -162,8 +174,15 @@ class RolloutEngine:
     ) -> tuple[Cache, jax.Array]:
         """Feeds a chunk. Returns its KV, yet to be written, and each row's hidden state at its last token so far."""
         decoder = Decoder.from_params(self.config, params)
+        # For a whole chunk a copy of the caches costs less than a program that grows with depth.
+        scanned = self.unroll and self.config.n_layers > SHALLOW
+        if scanned:
+            prompt, rows = stack(prompt), stack(rows)
         pasts = [(prompt, prompt_mask(prompt, prompt_len_b)), (rows, row_mask(rows, row_len_bg))]
-        hidden_bgcd, new = decoder.extend(ids_bgc, prompt_len_b[:, None] + row_len_bg, pasts, self._layers(decoder))
+        layers = None if scanned else self._layers(decoder)
+        hidden_bgcd, new = decoder.extend(ids_bgc, prompt_len_b[:, None] + row_len_bg, pasts, layers)
+        if scanned:
+            new = unstack(new)
         last = jnp.take_along_axis(hidden_bgcd, jnp.maximum(len_bg - 1, 0)[..., None, None], axis=2)[:, :, 0]
         return new, jnp.where(len_bg[..., None] > 0, last, hidden_bgd)
 

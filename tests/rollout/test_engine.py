@@ -108,12 +108,12 @@ def test_temperature_is_inside_the_recorded_logp(engine):
     check_against_forward(PROMPTS, suffix, logps, temperature=0.5)
 
 
-def test_scanned_and_unrolled_decode_agree(engine):
-    scanned = make_engine(unroll=False, **SMALL)
+def test_scanned_and_unrolled_layers_agree(engine, monkeypatch):
     assert engine.unroll or jax.default_backend() != "cpu"
-    one = play(engine, PARAMS, PROMPTS, 4, 2)
-    two = play(scanned, PARAMS, PROMPTS, 4, 2)
-    assert one[0] == two[0]
+    one = play(engine, PARAMS, PROMPTS, 4, 2)[0]
+    assert one == play(make_engine(unroll=False, **SMALL), PARAMS, PROMPTS, 4, 2)[0]
+    monkeypatch.setattr("seal_jax.rollout.engine.SHALLOW", 1)  # a deep model: decode unrolled, extend scanned
+    assert one == play(make_engine(unroll=True, **SMALL), PARAMS, PROMPTS, 4, 2)[0]
 
 
 def test_shared_prompt_equals_repeated_prompt(engine):
