@@ -14,6 +14,19 @@ WORKER = ROOT / "experiments" / "tpu" / "on_worker.sh"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 
 
+#: Writes its calls down. LISTED is what the bucket holds (a job is "finished"); FAILS names a subcommand that breaks.
+GCLOUD = """
+echo "gcloud $*" >> {calls}
+[[ "$*" != *status* ]] || echo "finished with 0"
+if [[ -n "${{FAILS:-}}" && "$*" == *"$FAILS"* ]]; then echo "ERROR: HTTPError 503" >&2; exit 1; fi
+if [[ "$*" == "storage ls"* ]]; then
+  [[ -z "${{LISTED:-}}" ]] || {{ echo "$LISTED"; exit 0; }}
+  echo "ERROR: (gcloud.storage.ls) One or more URLs matched no objects." >&2
+  exit 1
+fi
+"""
+
+
 def stand_in(folder, name, body):
     path = folder / name
     path.write_text(f"#!/usr/bin/env bash\n{body}\n")
@@ -25,9 +38,7 @@ def tools(tmp_path):
     """A PATH whose gcloud only writes down how it was called."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    stand_in(
-        folder, "gcloud", f'echo "gcloud $*" >> {tmp_path}/calls; [[ "$*" != *status* ]] || echo "finished with 0"'
-    )
+    stand_in(folder, "gcloud", GCLOUD.format(calls=tmp_path / "calls"))
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
 
 
@@ -126,8 +137,8 @@ def test_help_is_the_header(tools):
     assert "--bucket" in done.stdout and "billed" in done.stdout and "set -euo" not in done.stdout
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code):
+def work(tools, tmp_path, command="run", code=0, **more):
+    """on_worker.sh with a python that only ends; returns what ran and the calls of the stand-ins."""
     stand_in(tmp_path / "bin", "python", f'echo "python $*" >> {tmp_path}/calls; exit {code}')
     settings = {
         "PYTHON": str(tmp_path / "bin" / "python"),
@@ -136,16 +147,40 @@ def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code):
         "BUCKET": "gs://b/x",
         "ARGS": "--config.seed=2",
     }
-    env = {**tools, **settings}
-    assert subprocess.run(["bash", str(WORKER), "run"], env=env, timeout=60).returncode == code
+    env = {**tools, **settings, **more}
+    done = subprocess.run(["bash", str(WORKER), command], env=env, capture_output=True, text=True, timeout=60)
+    return done, (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("listed", ["", "gs://b/x/metrics.jsonl"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code, listed):
+    done, calls = work(tools, tmp_path, code=code, LISTED=listed)
+    assert done.returncode == code
     workdir = tmp_path / "runs" / "x"
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"gcloud storage rsync --recursive gs://b/x {workdir}",
+    assert calls == [
+        "gcloud storage ls gs://b/x/**",
+        *([f"gcloud storage rsync --recursive gs://b/x {workdir}"] if listed else []),
         f"python -m seal_jax.main --config=configs/toolbox.py --workdir={workdir} --config.seed=2",
         f"gcloud storage rsync --recursive --delete-unmatched-destination-objects {workdir} gs://b/x",
     ]
-    status = subprocess.run(["bash", str(WORKER), "status"], env=env, capture_output=True, text=True, timeout=60)
+    status, _ = work(tools, tmp_path, "status")
     assert status.stdout.startswith(f"finished with {code}\n")
+
+
+def test_a_slash_at_the_buckets_end_does_not_make_it_look_empty(tools, tmp_path):
+    _, calls = work(tools, tmp_path, BUCKET="gs://b/x/")
+    assert calls[0] == "gcloud storage ls gs://b/x/**"
+
+
+@pytest.mark.parametrize("fails", ["storage ls", "storage rsync --recursive gs://b/x"])
+def test_a_bucket_that_cannot_be_read_ends_the_job_before_anything_is_overwritten(tools, tmp_path, fails):
+    done, calls = work(tools, tmp_path, LISTED="gs://b/x/metrics.jsonl", FAILS=fails)
+    assert done.returncode != 0
+    assert not any(call.startswith("python") or "--delete-unmatched" in call for call in calls)
+    status, _ = work(tools, tmp_path, "status")
+    assert not status.stdout.startswith("finished with 0") and "503" in status.stdout
+    assert "gs://b/x" in status.stdout and "nothing was started" in status.stdout
 
 
 def test_start_hands_all_settings_to_tmux(tools, tmp_path):

@@ -52,10 +52,23 @@ case "${1:-}" in
     [[ -z "$MOUNT" ]] || bash -c "$MOUNT"
     mkdir -p "$WORKDIR"
     to_bucket() { gcloud storage rsync --recursive --delete-unmatched-destination-objects "$WORKDIR" "$BUCKET"; }
+    # Only a listing that says so makes the bucket empty. Any other failure ends the job: it would begin at round 0, and
+    # its first upload would delete the run that lies in the bucket.
+    from_bucket() {
+      local listed
+      if listed="$(gcloud storage ls "${BUCKET%/}/**" 2>&1)"; then
+        gcloud storage rsync --recursive "$BUCKET" "$WORKDIR" && return
+      elif [[ "$listed" == *"matched no objects"* ]]; then
+        echo "nothing in $BUCKET yet"
+        return
+      fi
+      echo "$listed" | tail -n 3
+      echo "$BUCKET cannot be copied from; nothing was started. Run the step start again when it can be read"
+      exit 1
+    }
     copier=""
     if [[ -n "$BUCKET" && "$worker" == 0 ]]; then
-      # The first run finds an empty bucket folder, which rsync may call an error.
-      gcloud storage rsync --recursive "$BUCKET" "$WORKDIR" || echo "nothing in $BUCKET yet"
+      from_bucket
       (while sleep "$SYNC_SECONDS"; do to_bucket || true; done) &
       copier=$!
     fi
