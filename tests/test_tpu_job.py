@@ -1,11 +1,16 @@
 """The Cloud TPU job scripts: a dry run prints the commands in order and calls nothing; a job with stand-ins."""
 
+import itertools
 import os
+import runpy
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from seal_jax.config import validate
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "experiments" / "tpu" / "run_on_tpu_vm.sh"
@@ -120,6 +125,7 @@ def test_a_real_call_runs_what_the_dry_run_prints(tools, tmp_path):
         (("all", "--zone", "z"), "--name is missing"),
         (("all", "--name", "Bad_Name", "--zone", "z"), "must be lower-case"),
         (("create", "--name", "a", "--zone", "z"), "--type is missing"),
+        (("create", "--name", "a", "--zone", "z", "--type", "v5p-16"), "several hosts; the package runs on one"),
         (("start", "--name", "a", "--zone", "z"), "--config is missing"),
         (("start", "--name", "a", "--zone", "z", "--config", "c", "--bucket", "b"), "must begin with gs://"),
         (("start", "--nmae", "a"), "unknown option '--nmae'"),
@@ -181,6 +187,29 @@ def test_a_bucket_that_cannot_be_read_ends_the_job_before_anything_is_overwritte
     status, _ = work(tools, tmp_path, "status")
     assert not status.stdout.startswith("finished with 0") and "503" in status.stdout
     assert "gs://b/x" in status.stdout and "nothing was started" in status.stdout
+
+
+@pytest.mark.parametrize("command", ["install", "start", "run"])
+def test_a_second_host_is_refused(tools, tmp_path, command):
+    stand_in(tmp_path / "bin", "hostname", "echo t1v-n-0f3a-w-1")
+    (tmp_path / "calls").touch()
+    done, calls = work(tools, tmp_path, command)
+    assert done.returncode == 2 and "one host" in done.stderr and done.stderr.count("\n") == 1
+    assert calls == []
+
+
+def test_the_example_of_the_header_uses_the_chips_that_it_rents():
+    header = SCRIPT.read_text().split("# Steps")[0].replace("\\\n#", "")
+    example = shlex.split(next(line for line in header.splitlines() if " all " in line).lstrip("# "))
+    option = dict(itertools.pairwise(example))
+    config = runpy.run_path(str(ROOT / option["--config"]))["get_config"]()
+    config.update_from_flattened_dict(
+        {k.removeprefix("--config."): int(v) for k, v in (a.split("=") for a in option["--args"].split())}
+    )
+    validate(config)
+    kind, number = option["--type"].split("-")
+    assert kind == "v5litepod"  # whose number counts chips
+    assert config.mesh.data * config.mesh.fsdp * config.mesh.tensor == int(number)
 
 
 def test_start_hands_all_settings_to_tmux(tools, tmp_path):
