@@ -9,6 +9,7 @@ the figures and the live display look for:
 | `train/success_bare`, `train/success_cued` | the same over the rows without and with cues |
 | `groups/informative` | share of groups whose rewards are not all equal |
 | `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
+| `train/reasoning_kept` | per row, messages of finished turns whose reasoning Qwen3's own template would have dropped |
 | `train/turns` | mean turns reached |
 | `eval/<split>/success`, `eval/<split>/success/<category>` | strict evaluation with the bare interface |
 | `eval/<split>/n` | tasks evaluated |
