@@ -6,6 +6,7 @@ Task --Ω_t--> rollouts --verifier--> rewards --diagnosis Ψ--> labels --+--> pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from seal_jax.interface import evolve
 from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
 
+#: What builds the run; the command line has one that answers a bad setting in one line.
+Start = Callable[[ConfigDict, Path], Run]
 
-def train(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+
+def train(config: ConfigDict, workdir: Path, start: Start = Run) -> dict[str, Any]:
     """Runs (or resumes) a whole job and returns its summary."""
-    with Run(config, workdir) as run:
+    with start(config, workdir) as run:
         if run.round == 0:
             report(run, "before")
         while run.round < config.rounds:
@@ -88,8 +92,8 @@ def report(run: Run, when: str) -> None:
             run.reported(when, run_evaluation(run, split))
 
 
-def evaluate_only(config: ConfigDict, workdir: Path) -> dict[str, Any]:
+def evaluate_only(config: ConfigDict, workdir: Path, start: Start = Run) -> dict[str, Any]:
     """Strict evaluation of the latest checkpoint, or of the starting policy of a fresh workdir."""
-    with Run(config, workdir) as run:
+    with start(config, workdir) as run:
         report(run, "after")
         return run.finish()

@@ -3,8 +3,9 @@
     python -m seal_jax.main --config=configs/quickstart.py --workdir=runs/quickstart
 
 Trains with the settings of a recipe, writes everything to the workdir, and resumes by itself when the workdir already
-holds a run of the same config. Any setting can be changed on the command line: --config.rounds=20. A recipe may take
-an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
+holds a run of the same config. Any setting that seal_jax/config.py lists can be changed on the command line:
+--config.rounds=20. Entries of its open mappings (suite_options, policy.overrides, ...) are set in a recipe. A recipe
+may take an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The recipe, e.g. configs/quickstart.py", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if it exists.")
@@ -36,21 +37,27 @@ def main(argv: list[str]) -> None:
 
     from seal_jax.config import validate
     from seal_jax.loop import evaluate_only, train
+    from seal_jax.run import Run
     from seal_jax.telemetry.logs import quiet_libraries
 
     quiet_libraries()
     # Compiled programs are kept between runs: the second run of a recipe starts at once.
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value) if _CACHE.value else None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    try:
-        validate(_CONFIG.value)
-        run = {"train": train, "eval": evaluate_only}[_MODE.value]
-        run(_CONFIG.value, Path(str(_WORKDIR.value)))
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        if flags.FLAGS.showtraceback:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+
+    def start(config: ConfigDict, workdir: Path) -> Run:
+        """One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback."""
+        try:
+            validate(config)
+            return Run(config, workdir)
+        except (ValueError, FileNotFoundError, ImportError) as error:
+            if flags.FLAGS.showtraceback:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    job = {"train": train, "eval": evaluate_only}[_MODE.value]
+    job(_CONFIG.value, Path(str(_WORKDIR.value)), start)
 
 
 def run() -> None:

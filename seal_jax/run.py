@@ -12,6 +12,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from seal_jax import assembly
+from seal_jax.chat.formats import reasoning_rewrites
 from seal_jax.checkpoints import Checkpoints, check_workdir
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
@@ -81,6 +82,7 @@ class Run:
         if saved is not None:
             self._restore()
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
+        self.timer.on_phase = self.progress.phase
         if self.round:
             self.progress.message(f"resumed from {workdir} after round {self.round}")
 
@@ -242,6 +244,8 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
     out["train/rows_with_cues"] = sum(has_cues(x) for x, _, _ in rows) / len(rows)
     out["train/truncated"] = sum(x.stop == "truncated" for x, _, _ in rows) / len(rows)
     out["train/parse_errors"] = sum(s.error is not None for s in steps) / max(1, len(steps))
+    kept = sum(reasoning_rewrites([[step.text for step in turn] for turn in x.turns]) for x, _, _ in rows)
+    out["train/reasoning_kept"] = kept / len(rows)
     out["train/turns"] = sum(len(x.turns) for x, _, _ in rows) / len(rows)
     out["train/suffix_tokens"] = sum(len(x.suffix_ids) for x, _, _ in rows) / len(rows)
     out["train/sampled_tokens"] = float(sum(x.n_sampled for x, _, _ in rows))

@@ -108,6 +108,11 @@ class CallResult:
     def ok(self) -> bool:
         return self.error == "none"
 
+    @property
+    def answered(self) -> bool:
+        """The tool ran, if only to refuse. A reference call that did not shows a broken world or reference."""
+        return self.error in ("none", "tool_error")
+
 
 @dataclass(frozen=True)
 class ParseError:

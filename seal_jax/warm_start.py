@@ -21,7 +21,7 @@ from seal_jax.assembly import Policy, interface_settings
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
 from seal_jax.envs.toolbox import ToolboxSuite
-from seal_jax.envs.toolbox.play import corpus
+from seal_jax.envs.toolbox.play import CORPUS_FIXED_SHARE, corpus
 from seal_jax.envs.toolbox.teacher import Demo, Habits, View, demonstrations
 from seal_jax.interface import BARE, Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
@@ -52,7 +52,10 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     if ws.wired:
         params = wire_for_copying(policy, params, config.seed)
 
-    limits = Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict())
+    # The same limits as in the rollouts (assembly.build_collector).
+    limits = Limits(
+        max_suffix_tokens=config.buckets.suffix[-1], max_context=policy.max_position, **config.limits.to_dict()
+    )
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
         habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts
@@ -153,7 +156,7 @@ def cue_texts(settings: InterfaceSettings, seed: int) -> list[str]:
     """Text with every cue in it, so that the tokenizer has their words."""
     everything = full(settings)
     texts = []
-    for demo in demonstrations(seed, 40):
+    for demo in demonstrations(seed, 40, fixed_share=CORPUS_FIXED_SHARE):
         tools = demo.task.tools
         call = Call(tools[0]["name"])
         errors: list[CallResult | ParseError] = [

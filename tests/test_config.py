@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs import bfcl, quickstart, toolbox
+from seal_jax import main
 from seal_jax.config import default_config, validate
+from seal_jax.envs.base import make_suite
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,6 +91,44 @@ def test_the_command_line_answers_in_one_line(tmp_path, flag, message):
     last = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(last) == 1 and last[0].startswith("error: ") and message in last[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("option", ["tran", "language_hint"])
+def test_a_misspelt_suite_option_is_named(option):
+    with pytest.raises(ValueError, match=rf"config.suite_options holds \['{option}'\].*'ood', 'seed'") as error:
+        make_suite("toolbox", **{option: 1})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("during", ["validate", "start", "training"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatch, capsys, during, mode):
+    class Run:
+        def __init__(self, config, workdir):
+            if during == "start":
+                raise ValueError("no such folder")
+
+        def __enter__(self):
+            raise ValueError("broken in round 7")
+
+        def __exit__(self, *exc):
+            pass
+
+    config = default_config()
+    config.rollouts = 1 if during == "validate" else 8
+    for name, value in {"CONFIG": config, "WORKDIR": tmp_path, "MODE": mode, "CACHE": ""}.items():
+        monkeypatch.setattr(main, f"_{name}", SimpleNamespace(value=value))
+    monkeypatch.setattr(main, "flags", SimpleNamespace(FLAGS=SimpleNamespace(showtraceback=False)))
+    monkeypatch.setattr("seal_jax.run.Run", Run)
+    if during == "training":
+        with pytest.raises(ValueError, match="broken in round 7"):
+            main.main([])
+        return
+    with pytest.raises(SystemExit) as end:
+        main.main([])
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_help_explains_the_flags():

@@ -10,7 +10,9 @@ from configs import quickstart
 from seal_jax.checkpoints import Checkpoints
 from seal_jax.config import validate
 from seal_jax.loop import evaluate_only, train
+from seal_jax.run import round_metrics
 from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
+from seal_jax.types import Diagnosis, Step, Trajectory, Verdict
 
 #: The noise of the clock, and what a second process counts anew.
 UNSTABLE = ("time/", "seconds/", "count/", "memory/", "compilations")
@@ -55,6 +57,15 @@ def toy(**changes):
     )
     validate(config)
     return config
+
+
+def test_reasoning_that_a_template_would_have_dropped_is_counted():
+    thought = Step("<think>plan</think>hello")
+    rows = [
+        (Trajectory("t", "base", i, 1, False, (1,), (), turns, "completed"), Verdict(0.0, "", ()), Diagnosis(()))
+        for i, turns in enumerate([((thought,), (thought,)), ((Step("hello"),), (thought,))])
+    ]
+    assert round_metrics(rows)["train/reasoning_kept"] == 0.5
 
 
 @pytest.fixture(scope="module")

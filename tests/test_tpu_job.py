@@ -1,17 +1,35 @@
 """The Cloud TPU job scripts: a dry run prints the commands in order and calls nothing; a job with stand-ins."""
 
+import itertools
 import os
+import runpy
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from seal_jax.config import validate
+
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "experiments" / "tpu" / "run_on_tpu_vm.sh"
 WORKER = ROOT / "experiments" / "tpu" / "on_worker.sh"
 
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+
+
+#: Writes its calls down. LISTED is what the bucket holds (a job is "finished"); FAILS names a subcommand that breaks.
+GCLOUD = """
+echo "gcloud $*" >> {calls}
+[[ "$*" != *status* ]] || echo "finished with 0"
+if [[ -n "${{FAILS:-}}" && "$*" == *"$FAILS"* ]]; then echo "ERROR: HTTPError 503" >&2; exit 1; fi
+if [[ "$*" == "storage ls"* ]]; then
+  [[ -z "${{LISTED:-}}" ]] || {{ echo "$LISTED"; exit 0; }}
+  echo "ERROR: (gcloud.storage.ls) One or more URLs matched no objects." >&2
+  exit 1
+fi
+"""
 
 
 def stand_in(folder, name, body):
@@ -25,9 +43,7 @@ def tools(tmp_path):
     """A PATH whose gcloud only writes down how it was called."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    stand_in(
-        folder, "gcloud", f'echo "gcloud $*" >> {tmp_path}/calls; [[ "$*" != *status* ]] || echo "finished with 0"'
-    )
+    stand_in(folder, "gcloud", GCLOUD.format(calls=tmp_path / "calls"))
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
 
 
@@ -109,6 +125,7 @@ def test_a_real_call_runs_what_the_dry_run_prints(tools, tmp_path):
         (("all", "--zone", "z"), "--name is missing"),
         (("all", "--name", "Bad_Name", "--zone", "z"), "must be lower-case"),
         (("create", "--name", "a", "--zone", "z"), "--type is missing"),
+        (("create", "--name", "a", "--zone", "z", "--type", "v5p-16"), "several hosts; the package runs on one"),
         (("start", "--name", "a", "--zone", "z"), "--config is missing"),
         (("start", "--name", "a", "--zone", "z", "--config", "c", "--bucket", "b"), "must begin with gs://"),
         (("start", "--nmae", "a"), "unknown option '--nmae'"),
@@ -126,8 +143,8 @@ def test_help_is_the_header(tools):
     assert "--bucket" in done.stdout and "billed" in done.stdout and "set -euo" not in done.stdout
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code):
+def work(tools, tmp_path, command="run", code=0, **more):
+    """on_worker.sh with a python that only ends; returns what ran and the calls of the stand-ins."""
     stand_in(tmp_path / "bin", "python", f'echo "python $*" >> {tmp_path}/calls; exit {code}')
     settings = {
         "PYTHON": str(tmp_path / "bin" / "python"),
@@ -136,16 +153,63 @@ def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code):
         "BUCKET": "gs://b/x",
         "ARGS": "--config.seed=2",
     }
-    env = {**tools, **settings}
-    assert subprocess.run(["bash", str(WORKER), "run"], env=env, timeout=60).returncode == code
+    env = {**tools, **settings, **more}
+    done = subprocess.run(["bash", str(WORKER), command], env=env, capture_output=True, text=True, timeout=60)
+    return done, (tmp_path / "calls").read_text().splitlines()
+
+
+@pytest.mark.parametrize("listed", ["", "gs://b/x/metrics.jsonl"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_workers_job_copies_runs_and_notes_the_exit(tools, tmp_path, code, listed):
+    done, calls = work(tools, tmp_path, code=code, LISTED=listed)
+    assert done.returncode == code
     workdir = tmp_path / "runs" / "x"
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"gcloud storage rsync --recursive gs://b/x {workdir}",
+    assert calls == [
+        "gcloud storage ls gs://b/x/**",
+        *([f"gcloud storage rsync --recursive gs://b/x {workdir}"] if listed else []),
         f"python -m seal_jax.main --config=configs/toolbox.py --workdir={workdir} --config.seed=2",
         f"gcloud storage rsync --recursive --delete-unmatched-destination-objects {workdir} gs://b/x",
     ]
-    status = subprocess.run(["bash", str(WORKER), "status"], env=env, capture_output=True, text=True, timeout=60)
+    status, _ = work(tools, tmp_path, "status")
     assert status.stdout.startswith(f"finished with {code}\n")
+
+
+def test_a_slash_at_the_buckets_end_does_not_make_it_look_empty(tools, tmp_path):
+    _, calls = work(tools, tmp_path, BUCKET="gs://b/x/")
+    assert calls[0] == "gcloud storage ls gs://b/x/**"
+
+
+@pytest.mark.parametrize("fails", ["storage ls", "storage rsync --recursive gs://b/x"])
+def test_a_bucket_that_cannot_be_read_ends_the_job_before_anything_is_overwritten(tools, tmp_path, fails):
+    done, calls = work(tools, tmp_path, LISTED="gs://b/x/metrics.jsonl", FAILS=fails)
+    assert done.returncode != 0
+    assert not any(call.startswith("python") or "--delete-unmatched" in call for call in calls)
+    status, _ = work(tools, tmp_path, "status")
+    assert not status.stdout.startswith("finished with 0") and "503" in status.stdout
+    assert "gs://b/x" in status.stdout and "nothing was started" in status.stdout
+
+
+@pytest.mark.parametrize("command", ["install", "start", "run"])
+def test_a_second_host_is_refused(tools, tmp_path, command):
+    stand_in(tmp_path / "bin", "hostname", "echo t1v-n-0f3a-w-1")
+    (tmp_path / "calls").touch()
+    done, calls = work(tools, tmp_path, command)
+    assert done.returncode == 2 and "one host" in done.stderr and done.stderr.count("\n") == 1
+    assert calls == []
+
+
+def test_the_example_of_the_header_uses_the_chips_that_it_rents():
+    header = SCRIPT.read_text().split("# Steps")[0].replace("\\\n#", "")
+    example = shlex.split(next(line for line in header.splitlines() if " all " in line).lstrip("# "))
+    option = dict(itertools.pairwise(example))
+    config = runpy.run_path(str(ROOT / option["--config"]))["get_config"]()
+    config.update_from_flattened_dict(
+        {k.removeprefix("--config."): int(v) for k, v in (a.split("=") for a in option["--args"].split())}
+    )
+    validate(config)
+    kind, number = option["--type"].split("-")
+    assert kind == "v5litepod"  # whose number counts chips
+    assert config.mesh.data * config.mesh.fsdp * config.mesh.tensor == int(number)
 
 
 def test_start_hands_all_settings_to_tmux(tools, tmp_path):

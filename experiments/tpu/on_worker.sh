@@ -11,10 +11,19 @@ PYTHON="${PYTHON:-$venv/bin/python}"
 SYNC_SECONDS="${SYNC_SECONDS:-300}"
 CONFIG="${CONFIG:-}" WORKDIR="${WORKDIR:-runs/seal}" BUCKET="${BUCKET:-}" MOUNT="${MOUNT:-}" ARGS="${ARGS:-}"
 [[ "$WORKDIR" == /* ]] || WORKDIR="$HOME/$WORKDIR"
-# Beside the workdir, not in it: the workdir may be shared by all workers.
+# Beside the workdir, not in it: the workdir is copied to the bucket and back.
 state="$HOME/.seal_job"
+# A TPU VM's hosts are named ...-w-0, ...-w-1, ...
 worker="$(hostname | sed -n 's/.*-w-\([0-9]*\)$/\1/p')"
-worker="${worker:-0}"
+
+case "${1:-}" in
+  install | start | run)
+    if [[ "${worker:-0}" != 0 ]]; then
+      echo "on_worker.sh: this is worker $worker, but the package runs on one host; take a type with one worker" >&2
+      exit 2
+    fi
+    ;;
+esac
 
 case "${1:-}" in
   install)
@@ -48,14 +57,27 @@ case "${1:-}" in
     # The first thing that fails is the exit code that `status` reports.
     trap 'code=$?; echo "$code" >"$state/exit"' EXIT
     exec >>"$state/log" 2>&1
-    echo "== $(date -u +%FT%TZ) worker $worker: $CONFIG $ARGS"
+    echo "== $(date -u +%FT%TZ) $CONFIG $ARGS"
     [[ -z "$MOUNT" ]] || bash -c "$MOUNT"
     mkdir -p "$WORKDIR"
     to_bucket() { gcloud storage rsync --recursive --delete-unmatched-destination-objects "$WORKDIR" "$BUCKET"; }
+    # Only a listing that says so makes the bucket empty. Any other failure ends the job: it would begin at round 0, and
+    # its first upload would delete the run that lies in the bucket.
+    from_bucket() {
+      local listed
+      if listed="$(gcloud storage ls "${BUCKET%/}/**" 2>&1)"; then
+        gcloud storage rsync --recursive "$BUCKET" "$WORKDIR" && return
+      elif [[ "$listed" == *"matched no objects"* ]]; then
+        echo "nothing in $BUCKET yet"
+        return
+      fi
+      echo "$listed" | tail -n 3
+      echo "$BUCKET cannot be copied from; nothing was started. Run the step start again when it can be read"
+      exit 1
+    }
     copier=""
-    if [[ -n "$BUCKET" && "$worker" == 0 ]]; then
-      # The first run finds an empty bucket folder, which rsync may call an error.
-      gcloud storage rsync --recursive "$BUCKET" "$WORKDIR" || echo "nothing in $BUCKET yet"
+    if [[ -n "$BUCKET" ]]; then
+      from_bucket
       (while sleep "$SYNC_SECONDS"; do to_bucket || true; done) &
       copier=$!
     fi

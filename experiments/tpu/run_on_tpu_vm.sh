@@ -1,29 +1,30 @@
 #!/usr/bin/env bash
 # Runs one training job on a Cloud TPU VM: create, install, start, wait, fetch, delete. Needs gcloud, signed in.
 #
-#   experiments/tpu/run_on_tpu_vm.sh all --name seal-1 --zone us-west4-a --type v5litepod-8 \
-#       --config configs/toolbox.py --bucket gs://my-bucket/seal-1 --spot
+#   experiments/tpu/run_on_tpu_vm.sh all --name seal-1 --zone us-west4-a --type v5litepod-4 \
+#       --config configs/toolbox.py --args "--config.mesh.data=4 --config.learner.prompts_per_micro=4" \
+#       --bucket gs://my-bucket/seal-1 --spot
 #
 # Steps (`all` does them in this order; each can be given by itself, so an interrupted job is picked up where it was):
 #   create   makes the VM (with --queued: files a queued resource and waits until it is active)
-#   install  sends the committed tree (git archive HEAD) to every worker and installs `.[tpu]` in a new environment
-#   start    starts the job on every worker in tmux (nohup where there is none); it goes on when the connection ends
-#   wait     polls worker 0 until the job has ended
-#   fetch    copies the workdir without its checkpoints from worker 0 to ./runs/NAME (with --checkpoints: all of it)
+#   install  sends the committed tree (git archive HEAD) to the VM and installs `.[tpu]` in a new environment
+#   start    starts the job in tmux (nohup where there is none); it goes on when the connection ends
+#   wait     polls the VM until the job has ended
+#   fetch    copies the workdir without its checkpoints to ./runs/NAME (with --checkpoints: all of it)
 #   delete   deletes the VM
-# More steps: status (log tail of every worker), stop (ends the job, keeps the VM).
+# More steps: status (log tail), stop (ends the job, keeps the VM).
 #
 # Options:
 #   --name NAME          VM name; also the run's name                    (required)
 #   --zone ZONE          e.g. us-west4-a                                 (required)
-#   --type TYPE          accelerator type, e.g. v5litepod-8, v4-8        (required by create)
+#   --type TYPE          accelerator type, e.g. v5litepod-4, v4-8        (required by create)
 #   --version RUNTIME    TPU software version                            (default: chosen by type)
 #   --project PROJECT    Google Cloud project                            (default: gcloud's own)
 #   --config CONFIG      config file, as for seal_jax.main               (required by start)
 #   --args "..."         more flags for seal_jax.main, e.g. "--config.seed=2"
 #   --bucket gs://B/P    the workdir is copied from there before the job and back every few minutes and at its end
-#   --mount "COMMAND"    run on every worker before the job; mounts a file system that all workers share
-#   --workdir DIR        workdir on the workers                          (default: runs/NAME in the home folder)
+#   --mount "COMMAND"    run on the VM before the job, e.g. to mount a file system
+#   --workdir DIR        workdir on the VM                               (default: runs/NAME in the home folder)
 #   --spot               a preemptible VM: much cheaper, may be taken away at any time
 #   --queued             through a queued resource: waits for capacity instead of failing
 #   --keep               `all` leaves the VM running at its end
@@ -38,8 +39,8 @@
 # enough. After a spot VM was taken away, run `all` again with the same --name and --bucket: the workdir comes back from
 # the bucket. Without --bucket the workdir lives and dies with the VM.
 #
-# Several hosts (more workers than one): checkpoints are written by all workers into one folder, so --workdir must lie
-# on a file system that they share (--mount), and the batch must divide by the number of hosts.
+# One host only: the package does not join several hosts into one job, so TYPE must have a single worker (up to 8 in its
+# name) and a second worker refuses to install and to start. The job uses the chips that config.mesh says, by default one.
 #
 # Tested by a dry run and with stand-ins for gcloud and python; nobody has run it on a real TPU for this repository.
 set -euo pipefail
@@ -86,7 +87,10 @@ done
 [[ "$name" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || fail "--name '$name' must be lower-case letters, digits and hyphens"
 [[ -n "$zone" ]] || fail "--zone is missing"
 needs_type=" all create "
-[[ "$needs_type" != *" $step "* || -n "$type" ]] || fail "--type is missing, e.g. --type v5litepod-8"
+[[ "$needs_type" != *" $step "* || -n "$type" ]] || fail "--type is missing, e.g. --type v5litepod-4"
+# In every generation a number above 8 (chips or cores) takes more than one host.
+[[ ! "$type" =~ -([0-9]+)$ || $((10#${BASH_REMATCH[1]})) -le 8 ]] ||
+  fail "--type $type has several hosts; the package runs on one, e.g. v5litepod-8"
 needs_config=" all start "
 [[ "$needs_config" != *" $step "* || -n "$config" ]] || fail "--config is missing, e.g. --config configs/toolbox.py"
 [[ -z "$bucket" || "$bucket" == gs://* ]] || fail "--bucket '$bucket' must begin with gs://"
@@ -115,6 +119,7 @@ run() {
   printf '%s\n' "$line"
   [[ "$dry_run" == 1 ]] || "$@"
 }
+# `all` below is the one worker; on a VM with more, the others refuse (on_worker.sh) and so end the step.
 ssh_to() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" "--worker=$1" "--command=$2"; }
 
 # The job's settings as the worker script reads them; each value quoted once for the remote shell.

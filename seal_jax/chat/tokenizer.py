@@ -18,7 +18,6 @@ Pure Python; `tokenizers`, `transformers` and `gguf` are imported where they are
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
-
-_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -80,10 +77,6 @@ class FastTokenizer:
 
     def encode(self, text: str) -> list[int]:
         return self.backend.encode(_utf8(text), add_special_tokens=False).ids
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`[encode(t) for t in texts]`, on all cores."""
-        return [e.ids for e in self.backend.encode_batch_fast([_utf8(t) for t in texts], add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
@@ -264,8 +257,7 @@ def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
     and model_type qwen2).
 
     Raises:
-      ValueError: a local folder without tokenizer files, a hub id that cannot be had (offline, misspelt, gated), or a
-        tokenizer that exists only in the slow Python form.
+      ValueError: a local folder without tokenizer files, or a hub id that cannot be had (offline, misspelt, gated).
     """
     from transformers import PreTrainedTokenizerFast
 

@@ -87,17 +87,6 @@ class Profile:
     rounds: int = 0
     rows: str = "all"
 
-    def observe(
-        self,
-        diagnoses: Sequence[Diagnosis],
-        categories: Sequence[str] | None = None,
-        rate: float = 0.5,
-        *,
-        rows: str = "all",
-    ) -> Profile:
-        """Counts one round on one host and updates: `update(count(diagnoses, categories), rate)`."""
-        return self.update(count(diagnoses, categories), rate, rows=rows)
-
     def update(self, counts: Counts, rate: float, *, rows: str = "all") -> Profile:
         """C_{t+1} from the (summed) counts of a round.
 
@@ -136,11 +125,6 @@ class Profile:
         """The last round's own rates by label name."""
         rates = _rates(self.latest.labels)
         return {LABELS[z]: rates[z] for z in _COUNTED}
-
-    def category_rates(self, category: str) -> dict[str, float]:
-        """The moving average within one category ("other" for a suite's own)."""
-        row = ROWS.index(category) if category in ROWS else len(ROWS) - 1
-        return {LABELS[z]: self.ema_by_category[row][z] for z in _COUNTED}
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON object; labels and categories by name, so that it can be read by a person and by a later version."""

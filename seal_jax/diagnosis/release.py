@@ -53,7 +53,7 @@ def _tag(turn: TurnEvidence, tag_unreached: bool) -> str:
     results = [r for step in turn.steps for r in step.results]
     if not turn.reached and not tag_unreached:
         return "not_reached"
-    if any(r.error not in ("none", "tool_error") for r in turn.reference_results):
+    if not all(r.answered for r in turn.reference_results):
         return "gt_error"
     if any(r.error == "env_error" for r in results):
         return "checker_error"

@@ -89,7 +89,7 @@ def _broken(turn: TurnEvidence) -> str | None:
         if r.error == "env_error":
             return f"{r.call.name}: the environment failed: {r.text}"
     for r in turn.reference_results:
-        if r.error not in ("none", "tool_error"):
+        if not r.answered:
             return f"the reference program could not run: {r.call.name}: {r.error}"
     return None
 

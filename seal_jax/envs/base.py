@@ -5,6 +5,7 @@ A suite owns its tasks, their reference programs and the making of fresh worlds.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -67,4 +68,11 @@ def make_suite(name: str, **options: Any) -> Suite:
         import seal_jax.envs.bfcl  # noqa: F401
     if name not in _SUITES:
         raise ValueError(f"config.suite={name!r} is not known; choose one of {sorted({'toolbox', 'bfcl', *_SUITES})}")
-    return _SUITES[name](**options)
+    factory = _SUITES[name]
+    parameters = inspect.signature(factory).parameters
+    unknown = sorted(set(options) - set(parameters))
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ValueError(
+            f"config.suite_options holds {unknown}, unknown to suite {name!r}; choose from {sorted(parameters)}"
+        )
+    return factory(**options)

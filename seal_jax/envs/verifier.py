@@ -33,31 +33,17 @@ REASONS = (
     "state_mismatch",
     "response_mismatch",
 )
-#: A recorded result whose detail starts so was refused by the protocol: no world ever executed its call.
-REJECTED = "rejected"
 
 #: One turn as the verifier takes it: recorded Steps, or bare steps of calls.
 TurnCalls = Sequence[Step | Sequence[Call]]
 
-#: Ways in which a reference call can end that show a broken world or reference. A refusal by the tool is not one.
-_BROKEN_REFERENCE = frozenset(
-    {
-        "unknown_tool",
-        "unavailable_tool",
-        "missing_argument",
-        "unexpected_argument",
-        "argument_type",
-        "exception",
-        "time_limit",
-        "size_limit",
-        "env_error",
-    }
-)
-
 
 def was_rejected(result: CallResult) -> bool:
-    """Whether a recorded result stands for a call that the protocol refused, so that it was never executed."""
-    return result.error == "unavailable_tool" or result.detail.startswith(REJECTED)
+    """Whether a recorded result stands for a call that the protocol refused, so that it was never executed.
+
+    Read off the kind alone, which no world sets: `detail` and `text` hold words that the policy chose.
+    """
+    return result.error == "unavailable_tool"
 
 
 def executed_calls(step: Step) -> tuple[Call, ...]:
@@ -174,7 +160,7 @@ class VerifierSession:
         steps = tuple(self._model.play(step) for step in recorded)
         results = [r for step in steps for r in step.results if not was_rejected(r)]
         reference_results = tuple(
-            replace(r, error="env_error", detail=f"reference: {r.error}") if r.error in _BROKEN_REFERENCE else r
+            r if r.answered else replace(r, error="env_error", detail=f"reference: {r.error}")
             for r in (self._reference.world.call(call) for call in program)
         )
         self._results_so_far.update(r.text for r in results)

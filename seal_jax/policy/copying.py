@@ -6,7 +6,8 @@ long plateaus, in which every candidate looks alike. Here they are wired by hand
 
 * layer 0: two heads look one and two tokens back, and write what stands there into a subspace of their own;
 * layer 1: two heads look for a token whose predecessor (by one, by two) is the present token: induction;
-* all other heads of the layers above 0 look at their neighbourhood, some further back than others;
+* of the other heads above layer 0, the first five look at their neighbourhood, some further back than others; any more
+  (one in the tiny policy) look where chance has them look;
 * every head above layer 0 writes the token it looks at where the tied head reads it. The heads' subspaces are
   orthogonal and fill the model's width, so that heads that agree copy a token whole.
 

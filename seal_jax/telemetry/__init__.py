@@ -7,17 +7,20 @@ the figures and the live display look for:
 |---|---|
 | `train/success`, `train/success/<category>` | share of the round's training rows with reward 1 |
 | `train/success_bare`, `train/success_cued` | the same over the rows without and with cues |
-| `train/informative_groups` | share of groups whose rewards are not all equal |
+| `groups/informative` | share of groups whose rewards are not all equal |
 | `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
+| `train/reasoning_kept` | per row, messages of finished turns whose reasoning Qwen3's own template would have dropped |
 | `train/turns` | mean turns reached |
 | `eval/<split>/success`, `eval/<split>/success/<category>` | strict evaluation with the bare interface |
 | `eval/<split>/n` | tasks evaluated |
 | `eval/<split>/label/<label>` | share of turns with the label in the evaluation |
-| `profile/<label>` | rate of the label among the round's turns (what Ψ counted) |
-| `profile_ema/<label>` | the smoothed rate that Evolve reads |
-| `weight/<label>` | mean w of the rows or turns with the label |
-| `loss/<name>` | policy, kl, total, grad_norm, clip_fraction, dual_clip_fraction, ... |
-| `time/<phase>` | seconds of the round in rollout, env, diagnosis, update, eval, checkpoint, ... (`PhaseTimer.lap`) |
+| `profile/<label>` | share of the label in the reached turns of the rows without cues (if any; else of all rows) |
+| `profile_ema/<label>` | the same, smoothed over rounds: what Evolve reads |
+| `weight/gain` | sum of the weighted advantages' sizes over the unweighted: 1 = as plain GRPO |
+| `advantage_mass/<label>` | share of that weighted sum on turns with the label |
+| `loss/<name>` | policy, kl (where there is one), total |
+| `clip/<name>`, `ratio/<name>` | shares of tokens clipped (high, low, dual); the policy ratio's mean and max |
+| `time/<phase>` | seconds of the round in rollout, prefill, decode, environment, diagnosis, update, evaluation, ... |
 | `count/compilations`, `memory/peak_mib` | compiled programs so far, peak resident memory so far |
 
 This package imports no jax; matplotlib, rich and tensorboardX are imported where they are used.

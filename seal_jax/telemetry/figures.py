@@ -14,7 +14,7 @@ from typing import Any
 
 from seal_jax.telemetry.recorder import read_jsonl
 from seal_jax.telemetry.style import GRID, INK, LABEL_COLOURS, MUTED, category_colours, in_order, words
-from seal_jax.types import EXCLUDED_LABELS, FAILURE_LABELS, LABELS
+from seal_jax.types import FAILURE_LABELS, LABELS
 
 Line = Mapping[str, Any]
 _SPLIT_TITLES = {"val": "validation", "test": "test", "ood": "out of distribution", "train": "training tasks"}
@@ -89,7 +89,8 @@ def success(lines: Sequence[Line]) -> Any:
 
 
 def labels(lines: Sequence[Line]) -> Any:
-    """The label profile over rounds, stacked: what the turns of each round were diagnosed as."""
+    """The label profile over rounds, stacked: what the reached turns were diagnosed as. It is counted on rows without
+    cues wherever a round has any."""
     points = {label: dict(series(lines, f"profile/{label}")) for label in LABELS}
     shown = [label for label in LABELS if any(points[label].values())]
     rounds = sorted({r for label in shown for r in points[label]})
@@ -97,12 +98,12 @@ def labels(lines: Sequence[Line]) -> Any:
         return None
     figure, (ax,) = _figure(1, width=8.4, height=4.4)
     bottom = [0.0] * len(rounds)
-    # Successes at the foot, excluded labels at the top: the failures stand together in between.
-    for label in sorted(shown, key=lambda x: (x in EXCLUDED_LABELS, LABELS.index(x))):
+    for label in shown:  # in the order of LABELS: successes at the foot
         heights = [points[label].get(r) or 0.0 for r in rounds]
         ax.bar(rounds, heights, bottom=bottom, width=0.86, color=LABEL_COLOURS[label], label=words(label), linewidth=0)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
-    _axes(ax, "what the turns of each round were diagnosed as", grid=False)
+    which = " (rows without cues)" if series(lines, "train/success_bare") else ""
+    _axes(ax, f"what the turns of each round were diagnosed as{which}", grid=False)
     ax.set_ylabel("share of turns")
     _percent(ax, top=max(1.0, max(bottom)))
     ax.margins(x=0.01)

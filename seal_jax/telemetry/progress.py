@@ -53,7 +53,7 @@ class Progress:
 
     # --- what the loop calls -----------------------------------------------------------------------------------------
     def phase(self, name: str) -> None:
-        """What is going on now ("rollout 32/96", "update", ...). Nothing is printed in plain mode."""
+        """What is going on now ("rollout", "update", ...). Nothing is printed in plain mode."""
         self._phase = name
         self._refresh()
 

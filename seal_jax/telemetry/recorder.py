@@ -1,7 +1,7 @@
 """The run on disk: metrics, interfaces and sampled trajectories, appended round by round and cut back on a resume.
 
     workdir/metrics.jsonl            one strict JSON object per line: {"round", "kind", "wall_s", "metrics", "cues"?}
-    workdir/interface.jsonl          every Ω_t, with the profile it was made from
+    workdir/interface.jsonl          every Ω_t in words, and the profile of its round, which Ω_{t+1} is made from
     workdir/trajectories/            00003.train.jsonl.gz: sampled rows of round 3, exact ids, sources, text, labels
     workdir/tb/                      TensorBoard event files, always a copy of metrics.jsonl
     workdir/provenance.jsonl         one line per start of the run: versions, device, seed, command
@@ -90,7 +90,7 @@ class RunRecorder:
             self._board.flush()
 
     def interface(self, round: int, interface: Mapping[str, Any], profile: Mapping[str, Any] | None = None) -> None:
-        """Appends Ω_t (`Interface.to_dict()`), used in round t, and the profile it was evolved from."""
+        """Appends Ω_t (`Interface.describe()`) and the profile counted in round t, from which Ω_{t+1} is evolved."""
         if self.enabled:
             self._append("interface.jsonl", {"round": int(round), "interface": interface, "profile": profile})
 

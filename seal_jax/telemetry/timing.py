@@ -30,10 +30,13 @@ class PhaseTimer:
         self._since = clock()
         self._started = clock()
         self._before = 0.0  # wall seconds of the runs that this one resumes
+        self.on_phase: Callable[[str], None] = lambda name: None  # told of each phase that opens inside no other
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self._charge()
+        if not self._open:
+            self.on_phase(name)
         self._open.append(name)
         try:
             yield

@@ -251,7 +251,6 @@ def test_no_bos_from_a_tokenizer_that_adds_one(trained, tmp_path):
     assert loaded.bos == "<|system|>"
     assert loaded.backend.encode("Anna").ids != trained.encode("Anna")  # it does add one by itself
     assert loaded.encode("<|system|>Anna").count(loaded.token_id("<|system|>")) == 1
-    assert loaded.encode_batch(["Anna", "Bob 3"]) == [loaded.encode("Anna"), loaded.encode("Bob 3")]
 
 
 # --- GGUF metadata ---

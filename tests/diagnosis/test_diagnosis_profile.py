@@ -17,6 +17,10 @@ B = diagnosis("pass", "pass")
 C = diagnosis("correct_abstention", "env_error")
 
 
+def observe(profile, diagnoses, categories, rate, **options):
+    return profile.update(count(diagnoses, categories), rate, **options)
+
+
 def test_counts_by_label_and_category():
     c = count([A, B, C], ["base", "base", "tau"])
     assert c.labels[LABEL_ID["pass"]] == 3
@@ -36,8 +40,8 @@ def test_counts_sum_over_hosts():
     assert sum(parts, Counts()) == whole
     summed = [sum(x) for x in zip(*(p.flat() for p in parts), strict=True)]
     assert Counts.from_flat(summed) == whole
-    assert Profile().update(Counts.from_flat(summed), 0.5) == Profile().observe(
-        [A, B, C], ["base", "miss_func", "base"], 0.5
+    assert Profile().update(Counts.from_flat(summed), 0.5) == observe(
+        Profile(), [A, B, C], ["base", "miss_func", "base"], 0.5
     )
 
 
@@ -48,7 +52,7 @@ def test_flat_has_one_length():
 
 
 def test_rates_are_shares_of_labelled_turns():
-    p = Profile().observe([A, B, C], None, 0.5)
+    p = observe(Profile(), [A, B, C], None, 0.5)
     assert p.rates["pass"] == pytest.approx(3 / 5)
     assert p.rates["recovery_failure"] == pytest.approx(1 / 5)
     assert "not_reached" not in p.rates
@@ -57,9 +61,9 @@ def test_rates_are_shares_of_labelled_turns():
 
 
 def test_first_round_is_taken_as_it_is_then_averaged():
-    p = Profile().observe([diagnosis("missing_tool_call")], None, 0.25)
+    p = observe(Profile(), [diagnosis("missing_tool_call")], None, 0.25)
     assert p.rates["missing_tool_call"] == 1.0
-    p = p.observe([diagnosis("pass")], None, 0.25)
+    p = observe(p, [diagnosis("pass")], None, 0.25)
     assert p.rates["missing_tool_call"] == pytest.approx(0.75)
     assert p.latest_rates["missing_tool_call"] == 0.0
     assert p.counts[LABEL_ID["pass"]] == 1
@@ -68,42 +72,43 @@ def test_first_round_is_taken_as_it_is_then_averaged():
 
 
 def test_rate_one_forgets():
-    p = Profile().observe([diagnosis("missing_tool_call")], None, 1.0).observe([diagnosis("pass")], None, 1)
+    p = observe(observe(Profile(), [diagnosis("missing_tool_call")], None, 1.0), [diagnosis("pass")], None, 1)
     assert p.rates["missing_tool_call"] == 0.0
 
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.5, float("nan")])
 def test_bad_rate(rate):
     with pytest.raises(ValueError, match="profile rate"):
-        Profile().observe([A], None, rate)
+        observe(Profile(), [A], None, rate)
 
 
 def test_bad_rows():
     with pytest.raises(ValueError, match="'hinted'"):
-        Profile().observe([A], None, 0.5, rows="hinted")
+        observe(Profile(), [A], None, 0.5, rows="hinted")
 
 
 @pytest.mark.parametrize("empty", [[], [diagnosis()], [diagnosis("not_reached", "env_error")]])
 def test_nothing_observed_changes_no_rate(empty):
-    p = Profile().observe(empty, None, 0.5)
+    p = observe(Profile(), empty, None, 0.5)
     assert p.rates == Profile().rates
     assert p.rounds == 1
-    before = Profile().observe([A], None, 0.5)
-    assert before.observe(empty, None, 0.5).ema == before.ema
+    before = observe(Profile(), [A], None, 0.5)
+    assert observe(before, empty, None, 0.5).ema == before.ema
     # The first real round after an empty one still counts in full.
-    assert p.observe([diagnosis("missing_tool_call")], None, 0.5).rates["missing_tool_call"] == 1.0
+    assert observe(p, [diagnosis("missing_tool_call")], None, 0.5).rates["missing_tool_call"] == 1.0
 
 
 def test_categories_average_apart():
-    p = Profile().observe([diagnosis("missing_tool_call"), diagnosis("pass")], ["miss_func", "base"], 0.5)
-    p = p.observe([diagnosis("pass")], ["base"], 0.5)
-    assert p.category_rates("miss_func")["missing_tool_call"] == 1.0
-    assert p.category_rates("base")["pass"] == 1.0
-    assert p.category_rates("tau") == p.category_rates("other")
+    p = observe(Profile(), [diagnosis("missing_tool_call"), diagnosis("pass")], ["miss_func", "base"], 0.5)
+    p = observe(p, [diagnosis("pass")], ["base"], 0.5)
+    rates = p.to_dict()["rates_by_category"]
+    assert rates["miss_func"]["missing_tool_call"] == 1.0
+    assert rates["base"]["pass"] == 1.0
 
 
 def test_json_round_trip():
-    p = Profile().observe([A, B], ["base", "x"], 0.3, rows="bare").observe([C], ["long_context"], 0.3, rows="bare")
+    p = observe(Profile(), [A, B], ["base", "x"], 0.3, rows="bare")
+    p = observe(p, [C], ["long_context"], 0.3, rows="bare")
     assert Profile.from_dict(json.loads(json.dumps(p.to_dict()))) == p
     assert p.to_dict()["rates"].keys() == set(LABELS)
     with pytest.raises(ValueError, match="'ema' |'rates'"):

@@ -77,7 +77,7 @@ def test_no_scenario_text_or_state_comes_twice(suite: ToolboxSuite) -> None:
     assert texts.most_common(1)[0][1] == 1
     states = Counter(json.dumps(b.scenario.state, sort_keys=True) for b in built)
     assert states.most_common(1)[0][1] == 1
-    demos = demonstrations(0, 200, avoid=suite.user_texts)
+    demos = demonstrations(0, 200, fixed_share=0.35, avoid=suite.user_texts)
     assert not {d.suite.built("demo")[0].scenario.id for d in demos} & {b.scenario.id for b in built}
 
 
@@ -85,7 +85,7 @@ def test_same_bytes_under_any_hash_seed() -> None:
     script = (
         "import hashlib, sys; sys.path.insert(0, 'tests/envs'); import test_toolbox as t;"
         "s = t.ToolboxSuite(seed=3, train=24, val=6, test=12, ood=6);"
-        "demos = ''.join(str(t.play(d.task, d.suite, d.teacher)) for d in t.demonstrations(5, 24));"
+        "demos = ''.join(str(t.play(d.task, d.suite, d.teacher)) for d in t.demonstrations(5, 24, fixed_share=0.35));"
         "print(hashlib.sha256((t.everything(s) + demos).encode()).hexdigest())"
     )
     root = Path(__file__).parents[2]
@@ -459,7 +459,7 @@ def test_a_refusal_names_its_entity_and_a_repair_lets_the_call_through() -> None
 
 # --- the teacher -----------------------------------------------------------------------------------------------------
 def test_the_teacher_writes_no_id_that_it_was_not_told() -> None:
-    for d in demonstrations(7, 400, Habits(give_up=0.6)):
+    for d in demonstrations(7, 400, Habits(give_up=0.6), fixed_share=0.35):
         told: set[str] = set()
         for step in (s for turn in play(d.task, d.suite, d.teacher) for s in turn):
             for call in step.calls:
@@ -473,7 +473,7 @@ def test_bad_habits_set_the_rates() -> None:
     after = {False: Counter(), True: Counter()}
     passed: Counter[str] = Counter()
     strayed = abstained = 0
-    for d in demonstrations(11, 800):
+    for d in demonstrations(11, 800, fixed_share=0.35):
         cued = int(d.task.id.split("-")[1].split("/")[0]) % 2 == 0
         turns = play(d.task, d.suite, d.teacher, cue=lambda result, cued=cued: cued)
         passed[d.task.category] += Verifier(d.suite).verify(d.task, turns).reward
@@ -493,11 +493,11 @@ def test_bad_habits_set_the_rates() -> None:
 
 def test_demonstrations_are_of_every_kind_and_repeatable() -> None:
     def digest() -> str:
-        text = "".join(str(play(d.task, d.suite, d.teacher)) for d in demonstrations(2, 60))
+        text = "".join(str(play(d.task, d.suite, d.teacher)) for d in demonstrations(2, 60, fixed_share=0.35))
         return hashlib.sha256(text.encode()).hexdigest()
 
     assert digest() == digest()
-    kinds = Counter(d.suite.built("demo")[0].scenario.skin.kind for d in demonstrations(2, 200))
+    kinds = Counter(d.suite.built("demo")[0].scenario.skin.kind for d in demonstrations(2, 200, fixed_share=0.35))
     assert set(kinds) == set(KINDS)
     with pytest.raises(ValueError, match=r"habits.give_up=1.2: a probability"):
         Habits(give_up=1.2)

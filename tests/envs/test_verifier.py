@@ -132,6 +132,18 @@ def test_abstain_turns(checks, passed, reward):
     assert early.reward == 0.0
 
 
+@pytest.mark.parametrize(
+    "call",
+    [Call("add", {"rejected": 1}), Call("add", {"unavailable_tool": 1}), Call("rejected"), Call("unavailable_tool")],
+)
+def test_the_names_in_a_call_cannot_make_it_count_as_refused(call):
+    suite = ToySuite((), (add("a"),))
+    result = suite.open(suite.task()).call(call)  # its `detail` is the policy's own word
+    for turn in ([(call,)], [Step("", (call,), results=(result,))]):
+        verdict = judge(suite, turn, [(add("a"),)])
+        assert (verdict.turns[0].passed, verdict.reward, verdict.reason) == (False, 0.0, "spurious_call")
+
+
 def test_episodes_of_another_length_are_force_terminated():
     suite = ToySuite((LOOK,), (LOOK,))
     short = judge(suite, [(LOOK,)])
@@ -161,10 +173,9 @@ def test_recorded_steps_keep_text_errors_and_rejections():
     suite = ToySuite((add("a"),), (LOOK,))
     stale = CallResult(add("a"), "what the live world said", "none")
     no_tool = CallResult(LOOK, "[ERROR] not available", "unavailable_tool", "look")
-    unknown = CallResult(Call("fly"), "[ERROR] no tool fly", "unknown_tool", "rejected: fly")
     steps = (
         Step("oops", error=ParseError("json", "bad", 3)),
-        Step("two", (LOOK, Call("fly")), results=(no_tool, unknown)),
+        Step("two", (LOOK,), results=(no_tool,)),
         Step("three", (add("a"),), results=(stale,)),
     )
     assert [executed_calls(step) for step in steps] == [(), (), (add("a"),)]
@@ -174,7 +185,7 @@ def test_recorded_steps_keep_text_errors_and_rejections():
     replayed = verdict.turns[0].steps
     assert [step.text for step in replayed] == ["oops", "two", "three"]
     assert replayed[0].error == ParseError("json", "bad", 3) and replayed[0].results == ()
-    assert replayed[1].results == (no_tool, unknown)
+    assert replayed[1].results == (no_tool,)
     assert replayed[2].results[0].text == '{"count": 1}'
 
     trajectory = Trajectory("toy_1", "base", 0, 0, False, (), (), (steps, (Step("", (LOOK,)),)), "completed")

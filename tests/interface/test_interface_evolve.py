@@ -2,7 +2,7 @@
 
 import pytest
 
-from seal_jax.diagnosis import Profile
+from seal_jax.diagnosis import Profile, count
 from seal_jax.interface import BARE, Interface, InterfaceSettings, evolve, initial
 from seal_jax.types import FAILURE_LABELS, LABELS, Diagnosis, TurnLabel
 
@@ -11,7 +11,7 @@ def profile(rate=1.0, turns=100, before=None, **labels):
     """A profile after one more round of `turns` turns with the given shares; the rest passed."""
     names = [name for name, share in labels.items() for _ in range(round(share * turns))]
     names += ["pass"] * (turns - len(names))
-    return (before or Profile()).observe([Diagnosis((TurnLabel(x),)) for x in names], None, rate)
+    return (before or Profile()).update(count([Diagnosis((TurnLabel(x),)) for x in names]), rate)
 
 
 def run(settings, *rounds):
@@ -120,7 +120,7 @@ def test_pinned_cues_stay_and_do_not_count():
 
 def test_an_empty_round_changes_nothing_but_the_age():
     before = evolve(initial(InterfaceSettings()), profile(recovery_failure=0.3))
-    after = evolve(before, Profile().observe([], None, 0.5))
+    after = evolve(before, Profile().update(count([]), 0.5))
     assert after.active == before.active
     assert (after.round, after.ages) == (2, (1,))
     assert evolve(initial(InterfaceSettings()), Profile()).active == ()
@@ -134,7 +134,7 @@ def test_pure_and_the_same_on_every_host():
 
 
 def test_excluded_and_success_labels_never_become_cues():
-    p = Profile().observe([Diagnosis(tuple(TurnLabel(x) for x in LABELS))] * 50, None, 1.0)
+    p = Profile().update(count([Diagnosis(tuple(TurnLabel(x) for x in LABELS))] * 50), 1.0)
     active = evolve(initial(InterfaceSettings(max_cues=99)), p).active
     assert set(active) == set(FAILURE_LABELS)
 

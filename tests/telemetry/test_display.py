@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 def train_values(r):
     values = {f"train/success/{c}": min(1.0, 0.1 * r + 0.05 * i) for i, c in enumerate(CATEGORIES)}
     values |= {"train/success": 0.1 * r, "time/rollout": 2.0, "time/update": 1.0, "loss/kl": math.nan}
-    return values | {"profile/pass": 0.1 * r, "profile/state_mismatch": 0.9 - 0.1 * r, "profile/not_reached": 0.1}
+    return values | {"profile/pass": 0.1 * r, "profile/state_mismatch": 0.9 - 0.1 * r}
 
 
 def eval_values(split, r):
@@ -67,6 +67,21 @@ def test_a_record_without_evaluations_or_cues_still_draws(tmp_path):
     with RunRecorder(tmp_path, tensorboard=False) as recorder:
         recorder.record(1, {"train/success": 0.5})
     assert {p.name for p in figures.draw(tmp_path)} == {"success.png", "success.svg"}
+
+
+def test_the_labels_figure_says_which_rows_it_counts():
+    lines = [{"round": 1, "metrics": {"profile/pass": 0.4, "train/success_bare": 0.4}}]
+    assert figures.labels(lines).axes[0].get_title(loc="left").endswith("(rows without cues)")
+    lines[0]["metrics"]["train/success_bare"] = None  # every row was cued
+    assert figures.labels(lines).axes[0].get_title(loc="left").endswith("were diagnosed as")
+
+
+def test_one_validation_is_one_tick_on_its_round():
+    lines = [{"round": r, "metrics": {"train/success": 0.1 * r}} for r in (1, 2, 3)]
+    lines.append({"round": 3, "metrics": {"eval/val/success": 0.5, "eval/val/success/base": 0.25}})
+    train, val = figures.success(lines).axes
+    assert val.get_title(loc="left") == "validation (bare interface)"
+    assert list(val.get_xticks()) == [3] and len(train.get_xticks()) > 1
 
 
 def test_no_record_is_a_clear_error(tmp_path, capsys):

@@ -12,6 +12,16 @@ class Clock:
         return self.now
 
 
+def test_the_display_is_told_of_outer_phases():
+    timer, told = PhaseTimer(Clock()), []
+    timer.on_phase = told.append
+    with timer.phase("rollout"), timer.phase("decode"):
+        pass
+    with timer.phase("update"):
+        pass
+    assert told == ["rollout", "update"]
+
+
 def test_nested_phases_are_exclusive_and_laps_add_up():
     clock = Clock()
     timer = PhaseTimer(clock)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "2026.3.23"
-INSTALL = f"pip install --no-deps bfcl-eval=={VERSION} && pip install mpmath"
+INSTALL = f"pip install --no-deps bfcl-eval=={VERSION}"
 
 #: The tool classes of the multi-turn tasks and the module (also the name of the file of docs) that holds each.
 CLASS_MODULES = {
@@ -59,7 +59,9 @@ def tool_class(name: str) -> type:
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"BFCL's {name} needs the module {error.name!r}; run: {INSTALL}") from error
+        raise ImportError(
+            f"BFCL's {name} needs the module {error.name!r}; run: pip install -e . && {INSTALL}"
+        ) from error
 
 
 def language_hint(folder: Path) -> str:

@@ -75,10 +75,15 @@ def transcript(task: Task, turns: tuple[tuple[Step, ...], ...], chat: Format) ->
     return chat.prompt(task.tools, task.turns[0].user, task.system), "".join(out)
 
 
+#: Share of the training domains in text for tokenizers. Low, because the words of all skins must be in it; the kept
+#: clone's tokenizer (configs/starts) depends on it.
+CORPUS_FIXED_SHARE = 0.35
+
+
 def corpus(chat: Format, seed: int = 0, n: int = 600) -> Iterator[str]:
     """Text to train a tokenizer on: demonstrations in a chat format, then every word of the pools several times (also
     those of a rare kind of skin, so that a held-out domain has no word without a token of its own)."""
-    for demo in demonstrations(seed, n):
+    for demo in demonstrations(seed, n, fixed_share=CORPUS_FIXED_SHARE):
         yield "".join(transcript(demo.task, play(demo.task, demo.suite, demo.teacher), chat))
     for _ in range(20):
         yield " ".join(all_words())

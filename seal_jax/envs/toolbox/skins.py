@@ -1,8 +1,8 @@
 """A skin dresses a kind of domain in words: tool names, argument names, nouns, status words and enum values.
 
 The kind is the state machine; the skin is what the policy reads. The training domains and the held-out domains are
-fixed skins; demonstrations are given mostly in random ones, so that a cloned policy has to read the tool docs instead
-of knowing the tools by heart.
+fixed skins; a share of the demonstrations (1 - config.warm_start.fixed_share) is given in random ones, so that a cloned
+policy has to read the tool docs instead of knowing the tools by heart.
 """
 
 from __future__ import annotations

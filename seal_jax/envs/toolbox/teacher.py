@@ -312,7 +312,7 @@ def demonstrations(
     n: int,
     habits: Habits | None = None,
     *,
-    fixed_share: float = 0.35,
+    fixed_share: float,
     per_skin: int = 1,
     avoid: Collection[str] = (),
 ) -> Iterator[Demo]:

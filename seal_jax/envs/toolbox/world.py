@@ -19,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seal_jax.envs.snapshot import public_attributes
 from seal_jax.envs.toolbox.domain import Domain
 from seal_jax.types import Call, CallResult, ErrorKind, ToolDoc
 
@@ -40,7 +41,7 @@ class ToolboxWorld:
 
     def state(self) -> Mapping[str, Mapping[str, Any]]:
         """The live public attributes (not copies)."""
-        return {self._name: {k: v for k, v in vars(self._instance).items() if not k.startswith("_")}}
+        return {self._name: public_attributes(self._instance)}
 
     def call(self, call: Call) -> CallResult:
         doc = self._docs.get(call.name)
