@@ -76,8 +76,8 @@ def on_a_cpu(c: ConfigDict) -> ConfigDict:
     c.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
     c.rounds, c.tasks_per_round, c.rollouts = 2, 2, 4
     c.learner.minibatches = 1
-    c.buckets.suffix, c.buckets.chunk = (256, 1024, 2048), (64, 512)
-    c.buckets.groups = (1, 2)
+    # One bucket each: on a CPU compiling a deep model takes longer than computing some padding.
+    c.buckets.prompt, c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (8192,), (2048,), (64, 512), (2,)
     c.limits.max_new_tokens = 64
     c.limits.max_steps = 6
     c.limits.max_observation_tokens = 448
