@@ -167,10 +167,11 @@ class Run:
         values |= {f"profile_ema/{k}": v for k, v in self.profile.rates.items()}
         values |= {f"time/{k}": v for k, v in self.timer.lap().items()}
         values |= {"count/compilations": self.compilations, "memory/peak_mib": peak_rss_mib()}
-        self.recorder.record(self.round, values, cues=interface.active)
+        seen = interface.active if any(x.cued for x, _, _ in rows) else ()
+        self.recorder.record(self.round, values, cues=seen)
         self.recorder.interface(self.round, interface.describe(), self.profile.to_dict())
         self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
-        self.progress.round(self.round, values, interface.active)
+        self.progress.round(self.round, values, seen)
 
     def record_evaluation(self, result: Evaluation) -> None:
         self.recorder.record(self.round, result.metrics(), kind="eval")
