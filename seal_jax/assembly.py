@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
@@ -47,9 +50,23 @@ class Policy:
 
 
 def build_mesh(config: ConfigDict) -> Mesh | None:
-    """The device mesh; None for a single device, where every sharding is trivial."""
+    """The device mesh; None for a single device, where every sharding is trivial. Refuses what it cannot split."""
+    if jax.process_count() > 1:
+        raise ValueError(f"this is one of {jax.process_count()} processes, and a run needs one; start it on one host")
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    return None if shape == (1, 1, 1) else make_mesh(shape)
+    if shape == (1, 1, 1):
+        return None
+    mesh = make_mesh(shape)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]  # known only now: a size of -1 is whatever devices are left
+    for name in ("learner.prompts_per_micro", "buckets.groups"):
+        value = lookup(config, name)
+        if np.any(np.array(value) % ways):
+            mend = f"multiples of {ways}" if isinstance(value, tuple) else f"a multiple of {ways}"
+            raise ValueError(
+                f"config.{name}={value} does not divide over data x fsdp = {ways} devices (config.mesh={shape}); "
+                f"use {mend} or a smaller mesh"
+            )
+    return mesh
 
 
 def build_suite(config: ConfigDict) -> Suite:

@@ -163,12 +163,6 @@ def validate(config: ConfigDict) -> None:
             f"config.tasks_per_round={config.tasks_per_round} is not divisible by "
             f"config.learner.minibatches={config.learner.minibatches}; choose a divisor"
         )
-    shards = config.mesh.data * config.mesh.fsdp
-    if shards > 1 and config.learner.prompts_per_micro % shards:
-        raise ValueError(
-            f"config.learner.prompts_per_micro={config.learner.prompts_per_micro} is not divisible by the mesh's "
-            f"data x fsdp = {shards}; set it to a multiple of {shards}"
-        )
     unknown = sorted(set(config.interface.components) - {"schema", "err", "cap"})
     if unknown:
         raise ValueError(f"config.interface.components holds {unknown}; choose from ('schema', 'err', 'cap')")

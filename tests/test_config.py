@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import bfcl, quickstart, toolbox
+from seal_jax.assembly import build_mesh
 from seal_jax.config import default_config, validate
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,6 @@ def test_arguments_of_recipes_are_checked():
         ("interface.components", ("cap", "nap"), r"config.interface.components holds \['nap'\]"),
         ("buckets.suffix", (256, 128), "must be positive and ascending"),
         ("learner.minibatches", 3, "config.tasks_per_round=16 is not divisible by config.learner.minibatches=3"),
-        ("mesh.data", 2, "config.learner.prompts_per_micro=1 is not divisible by the mesh's data x fsdp = 2"),
     ],
 )
 def test_values_that_cannot_work(key, value, message):
@@ -64,6 +64,42 @@ def test_stripping_needs_bare_and_cued_rows():
     config.interface.strip_in_update, config.interface.exposure = True, 1.0
     with pytest.raises(ValueError, match="needs bare and cued rows in each group"):
         validate(config)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"mesh.data": 2, "buckets.groups": (2, 4)}, "config.learner.prompts_per_micro=1 .*multiple of 2"),
+        (
+            {"mesh.fsdp": -1, "learner.prompts_per_micro": 8},
+            r"config.buckets.groups=\(1, 2, 4, 8, 16\) .*multiples of 8",
+        ),
+        ({"mesh.fsdp": 3}, "config.learner.prompts_per_micro=1 .*multiple of 3"),
+        ({"mesh.fsdp": 9}, r"config.mesh=\(1, 9, 1\) needs 9 devices but there are 8"),
+    ],
+)
+def test_sizes_that_do_not_divide_over_the_devices(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    validate(config)
+    with pytest.raises(ValueError, match=message) as error:
+        build_mesh(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_the_accelerator_recipes_fit_any_usual_number_of_devices(devices):
+    for backbone in ("qwen25_3b", "qwen25_7b", "toolace2_8b"):
+        config = bfcl.get_config(backbone)
+        config.mesh.fsdp = devices
+        mesh = build_mesh(config)
+        assert (1 if mesh is None else mesh.shape["fsdp"]) == devices
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    with pytest.raises(ValueError, match="one of 4 processes"):
+        build_mesh(default_config())
 
 
 def test_the_config_is_locked():
