@@ -76,9 +76,7 @@ def seal_round(run: Run) -> None:
 def run_evaluation(run: Run, split: str) -> Evaluation:
     """Strict evaluation of the current policy on a split: greedy, bare interface."""
     with run.timer.phase("evaluation"):
-        result = evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
-    run.record_evaluation(result)
-    return result
+        return evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
 
 
 def report(run: Run, when: str) -> None:
@@ -89,7 +87,8 @@ def report(run: Run, when: str) -> None:
 
 
 def evaluate_only(config: ConfigDict, workdir: Path) -> dict[str, Any]:
-    """Strict evaluation of the latest checkpoint, or of the starting policy of a fresh workdir."""
+    """The report alone: of the best validated round, else of the latest; of the starting policy in a fresh workdir."""
     with Run(config, workdir) as run:
+        run.take_best()
         report(run, "after")
         return run.finish()

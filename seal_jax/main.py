@@ -23,7 +23,8 @@ _MODE = flags.DEFINE_enum(
     "train",
     ["train", "eval"],
     "train: run (or resume) the closed loop, with strict evaluation before and after. "
-    "eval: strict evaluation of the workdir's latest checkpoint (or of the starting policy when there is none).",
+    "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
+    "checkpoint the starting policy).",
 )
 _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Folder of compiled programs; '' = none.")
 

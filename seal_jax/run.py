@@ -78,6 +78,7 @@ class Run:
         self.before: dict[str, dict[str, tuple[str, float]]] = {}
         self.after: dict[str, dict[str, tuple[str, float]]] = {}
         self._score: float | None = None  # of this round's validation
+        self.reported_round = self.round  # whose parameters the report evaluates; see take_best
         if saved is not None:
             self._restore()
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
@@ -117,6 +118,7 @@ class Run:
     def take_best(self) -> None:
         """Puts the best validated round's parameters in place for the report; without validation the last ones stay."""
         best = self.checkpoints.best
+        self.reported_round = self.round if best is None else best.round
         if best is not None and best.round != self.round:
             self.learner.state, _ = self.checkpoints.restore(self.learner.state, "best")
             self.progress.message(f"reporting round {best.round}, the best on validation ({best.score:.1%})")
@@ -173,17 +175,19 @@ class Run:
         self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
         self.progress.round(self.round, values, seen)
 
-    def record_evaluation(self, result: Evaluation) -> None:
-        self.recorder.record(self.round, result.metrics(), kind="eval")
-        rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
-        self.recorder.trajectories(self.round, rows, kind=result.split, decode=self.tokenizer.decode)
-        self.progress.evaluation(result.split, result.metrics(), self.round)
-
     def validated(self, result: Evaluation) -> None:
         self._score = result.success
+        self._record_evaluation(self.round, result, "eval", result.split)
 
     def reported(self, when: str, result: Evaluation) -> None:
         getattr(self, when)[result.split] = result.outcomes
+        self._record_evaluation(self.reported_round, result, "report", f"report.{result.split}")
+
+    def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
+        self.recorder.record(round, result.metrics(), kind=kind)
+        rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
+        self.recorder.trajectories(round, rows, kind=rows_kind, decode=self.tokenizer.decode)
+        self.progress.evaluation(result.split, result.metrics(), round)
 
     @property
     def compilations(self) -> int:
@@ -193,10 +197,19 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Closes the display, draws the figures, writes and prints the summary."""
         self.progress.close()
-        splits = [s for s in self.after if s in self.before]
-        comparisons = {s: compare(self.before[s], self.after[s]) for s in splits}
+        # eval.* may change on a resume; other tasks than before cannot be compared task by task.
+        same = {s for s, after in self.after.items() if self.before.get(s, {}).keys() == after.keys()}
+        comparisons = {s: compare(self.before[s], after) for s, after in self.after.items() if s in same}
+        notes = [
+            f"{s}: {_mean(after):.1%}; these tasks were not evaluated before training, so no difference is shown"
+            for s, after in self.after.items()
+            if s not in same
+        ]
+        best = self.checkpoints.best
         summary = {
             "round": self.round,
+            "reported_round": self.reported_round,
+            "validation": None if best is None else best.score,
             "evaluations": {s: _mean(o) for s, o in self.after.items()},
             "before": {s: _mean(o) for s, o in self.before.items()},
             "seconds": {"wall": self.timer.wall(), **self.timer.totals},
@@ -214,7 +227,7 @@ class Run:
                 wall_s=self.timer.wall(),
                 compilations=self.compilations,
                 peak_mib=peak_rss_mib(),
-                notes=[f"figures: {self.workdir / 'figures'}"] if figures else [],
+                notes=notes + ([f"figures: {self.workdir / 'figures'}"] if figures else []),
             )
         )
         return summary
