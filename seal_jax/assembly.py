@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from seal_jax.learner.batch import Buckets
 from seal_jax.learner.loss import LossSettings
 from seal_jax.learner.optimizer import OptimizerSettings
 from seal_jax.learner.update import Learner, UpdateSettings
+from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
@@ -78,6 +80,30 @@ def interface_settings(config: ConfigDict) -> InterfaceSettings:
     return InterfaceSettings.from_dict({k: v for k, v in config.interface.to_dict().items() if k not in loop})
 
 
+def check_settings(config: ConfigDict) -> None:
+    """ValueError for a setting that a part of the run refuses: here, not after the weights are loaded."""
+    learner_settings(config)
+    episode_limits(config)
+    interface_settings(config)
+    utility_vector(config.loss.utility.to_dict())
+
+
+def learner_settings(config: ConfigDict) -> dict[str, Any]:
+    """The `loss`, `optimizer` and `update` arguments of the learner."""
+    update = UpdateSettings(**config.learner.to_dict(), temperature=config.temperature, seed=config.seed)
+    # A cosine ends with the run. (Where rounds is 0 nothing is trained, and any number will do.)
+    steps = config.rounds * update.minibatches * update.epochs or config.optimizer.warmup_steps + 1
+    return {
+        "loss": LossSettings(**{k: v for k, v in config.loss.to_dict().items() if k != "utility"}),
+        "optimizer": OptimizerSettings(**config.optimizer.to_dict(), total_steps=steps),
+        "update": update,
+    }
+
+
+def episode_limits(config: ConfigDict, **options: Any) -> Limits:
+    return Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict(), **options)
+
+
 def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
     """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
     overrides = {
@@ -113,11 +139,7 @@ def build_collector(
     config: ConfigDict, policy: Policy, suite: Suite, mesh: Mesh | None, timer: PhaseTimer
 ) -> Collector:
     chat, tokenizer = get_format(config.chat), policy.tokenizer
-    limits = Limits(
-        max_suffix_tokens=config.buckets.suffix[-1],
-        max_context=policy.config.max_position,
-        **config.limits.to_dict(),
-    )
+    limits = episode_limits(config, max_context=policy.config.max_position)
     engine = RolloutEngine(
         policy.config,
         stop_ids=[tokenizer.token_id(t) for t in chat.stop_tokens],
@@ -135,15 +157,12 @@ def build_collector(
 
 def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:
     """Takes over `policy.params`: they are donated by the first update."""
-    loss = {k: v for k, v in config.loss.to_dict().items() if k != "utility"}
     return Learner(
         policy.config,
         policy.params,
         buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix), turns),
-        loss=LossSettings(**loss),
-        optimizer=OptimizerSettings(**config.optimizer.to_dict()),
-        update=UpdateSettings(**config.learner.to_dict(), temperature=config.temperature, seed=config.seed),
         mesh=mesh,
+        **learner_settings(config),
     )
 
 

@@ -41,6 +41,7 @@ class Run:
 
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
+        assembly.check_settings(config)
         check_workdir(workdir, config.to_dict(), free=FREE)
         self.timer = PhaseTimer()
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)

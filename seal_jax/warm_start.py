@@ -17,7 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from seal_jax.assembly import Policy, interface_settings
+from seal_jax.assembly import Policy, episode_limits, interface_settings
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
 from seal_jax.envs.toolbox import ToolboxSuite
@@ -52,7 +52,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     if ws.wired:
         params = wire_for_copying(policy, params, config.seed)
 
-    limits = Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict())
+    limits = episode_limits(config)
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
         habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts

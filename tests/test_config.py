@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs import bfcl, quickstart, toolbox
-from seal_jax.assembly import build_mesh
+from seal_jax.assembly import build_mesh, learner_settings
 from seal_jax.config import default_config, validate
+from seal_jax.run import Run
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,6 +49,13 @@ def test_arguments_of_recipes_are_checked():
         ("interface.placement", "inline", "cannot be met; set exposure=1.0 or placement='note'"),
         ("interface.components", ("cap", "nap"), r"config.interface.components holds \['nap'\]"),
         ("buckets.suffix", (256, 128), "must be positive and ascending"),
+        ("eval.every", 2, "config.eval.every=2 validates on val, but config.eval.val=0"),
+        ("eval.every", -1, "config.eval.every=-1: must be at least 0"),
+        ("eval.test", -2, "config.eval.test=-2: must be at least -1"),
+        ("rounds", 0, "config.rounds=0 and no split is evaluated: nothing to do"),
+        ("checkpoint.every", 0, "config.checkpoint.every=0: must be at least 1"),
+        ("checkpoint.keep", 0, "config.checkpoint.keep=0: must be at least 1"),
+        ("learner.minibatches", 0, "config.learner.minibatches=0: must be at least 1"),
         ("learner.minibatches", 3, "config.tasks_per_round=16 is not divisible by config.learner.minibatches=3"),
     ],
 )
@@ -64,6 +72,44 @@ def test_stripping_needs_bare_and_cued_rows():
     config.interface.strip_in_update, config.interface.exposure = True, 1.0
     with pytest.raises(ValueError, match="needs bare and cued rows in each group"):
         validate(config)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"loss.clip_low": 1.5}, "loss.clip_low=1.5"),
+        ({"loss.w_min": 3.0}, "loss.w_min=3.0"),
+        ({"loss.utility": {"passs": 1.0}}, r"config.loss.utility\['passs'\]: no such label"),
+        ({"optimizer.learning_rate": -1.0}, "optimizer.learning_rate=-1.0"),
+        ({"optimizer.schedule": "linear"}, "optimizer.schedule='linear'"),
+        (
+            {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 40},
+            "optimizer.warmup_steps=40 leaves nothing of a cosine over all 40 steps",
+        ),
+        ({"learner.prompts_per_micro": 0}, "learner.prompts_per_micro=0"),
+        ({"limits.max_new_tokens": 0}, "config.limits.max_new_tokens=0 must be at least 1"),
+        ({"limits.max_steps": 0}, "config.limits.max_steps=0 must be at least 1"),
+        ({"interface.max_cues": -1}, "max_cues=-1"),
+    ],
+)
+def test_bad_settings_of_the_parts_are_refused_before_the_policy_is_made(tmp_path, monkeypatch, changes, message):
+    monkeypatch.setattr("seal_jax.assembly.starting_policy", lambda *_: pytest.fail("the policy was made"))
+    config = default_config()
+    for key, value in changes.items():
+        config.update_from_flattened_dict({key: value})
+    validate(config)
+    with pytest.raises(ValueError, match=message) as error:
+        Run(config, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cosine_ends_with_the_run():
+    config = default_config()
+    config.optimizer.schedule, config.rounds, config.learner.minibatches = "cosine", 5, 2
+    assert learner_settings(config)["optimizer"].total_steps == 10
+    config.rounds, config.eval.test = 0, -1
+    learner_settings(config)  # a run that only evaluates takes no step
 
 
 @pytest.mark.parametrize(

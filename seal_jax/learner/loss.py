@@ -67,15 +67,17 @@ class LossSettings:
             ("apply_to", ("all", "positive_advantage", "negative_advantage")),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"loss.{name}={getattr(self, name)!r} is not one of {allowed}")
+                raise ValueError(f"config.loss.{name}={getattr(self, name)!r} is not one of {allowed}")
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
-            raise ValueError(f"loss.clip_low={self.clip_low}, clip_high={self.clip_high}: need 0 <= low < 1, high >= 0")
+            raise ValueError(
+                f"config.loss.clip_low={self.clip_low}, clip_high={self.clip_high}: need 0 <= low < 1, high >= 0"
+            )
         if self.dual_clip != 0 and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"loss.dual_clip={self.dual_clip} must be 0 (off) or above 1 + clip_high")
+            raise ValueError(f"config.loss.dual_clip={self.dual_clip} must be 0 (off) or above 1 + clip_high")
         if self.kl_coef < 0 or self.kl_max < 0:
-            raise ValueError(f"loss.kl_coef={self.kl_coef} and kl_max={self.kl_max} must not be negative")
+            raise ValueError(f"config.loss.kl_coef={self.kl_coef} and kl_max={self.kl_max} must not be negative")
         if not 0 <= self.w_min <= self.w_max:
-            raise ValueError(f"loss.w_min={self.w_min}, w_max={self.w_max}: need 0 <= w_min <= w_max")
+            raise ValueError(f"config.loss.w_min={self.w_min}, w_max={self.w_max}: need 0 <= w_min <= w_max")
 
 
 @struct.dataclass
@@ -211,7 +213,7 @@ def seal_loss(
     weighted_bgt = advantage_bg[..., None]
     if settings.reweight != "none":
         if utility_z is None:
-            raise ValueError(f"loss.reweight={settings.reweight!r} needs utility_z, one value per label")
+            raise ValueError(f"config.loss.reweight={settings.reweight!r} needs utility_z, one value per label")
         w_bgt = turn_weights(batch.labels_bgt, advantage_bg, utility_z, settings)
         if settings.normalize_weights:
             w_bgt = w_bgt * denominators.weight_scale
