@@ -61,7 +61,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
         if keep < 1:
-            raise ValueError(f"config.checkpoints.keep={keep} must be at least 1: a resume needs the newest round")
+            raise ValueError(f"config.checkpoint.keep={keep} must be at least 1: a resume needs the newest round")
         self.folder = epath.Path(folder).absolute() if "://" not in str(folder) else epath.Path(folder)
         self._policy = _KeepLastAndBest(keep)
         self._manager = ocp.CheckpointManager(

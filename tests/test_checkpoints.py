@@ -123,7 +123,7 @@ def test_a_save_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
 
 # --- bad input -------------------------------------------------------------------------------------------------------
 def test_errors_are_one_line_and_name_the_mend(tmp_path):
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="config.checkpoint.keep=0"):
         Checkpoints(tmp_path, keep=0)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(ValueError, match="no checkpoint of round None"):
