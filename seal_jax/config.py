@@ -153,6 +153,11 @@ def validate(config: ConfigDict) -> None:
             f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
             "set it to a folder, hub id or .gguf file (--config.policy.path=...)"
         )
+    if config.loss.reweight == "release" and config.loss.utility:
+        raise ValueError(
+            "config.loss.utility has no effect with config.loss.reweight='release', whose weights are learned; "
+            "leave it empty, or set config.loss.reweight='paper'"
+        )
     exposure = config.interface.exposure
     if not 0.0 <= exposure <= 1.0:
         raise ValueError(f"config.interface.exposure={exposure} is a share of each group; set it between 0.0 and 1.0")

@@ -110,6 +110,12 @@ class TaskBatches:
         """How often every task has been seen so far, on average (over all processes)."""
         return self._batches * self.batch_size / len(self.tasks)
 
+    @property
+    def opens_epoch(self) -> bool:
+        """Whether the last batch is the first one that begins in its epoch."""
+        start = (self._batches - 1) * self.batch_size
+        return start // len(self.tasks) > (start - self.batch_size) // len(self.tasks)
+
     def get_state(self) -> dict[str, Any]:
         """JSON-able position: grain's own iterator state, and what it is only valid for."""
         return {

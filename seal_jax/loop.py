@@ -61,8 +61,9 @@ def seal_round(run: Run) -> None:
     # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
     with run.timer.phase("update"):
         strip: Strip = "positive" if config.interface.strip_in_update else "none"
-        batch = make_batch(groups, rewards, diagnoses, buckets=run.learner.buckets, strip=strip)
-        learned = run.learner.update(batch, round=t, utility_z=run.utility(verdicts))
+        labels = run.weighed_labels(verdicts, diagnoses)
+        batch = make_batch(groups, rewards, labels, buckets=run.learner.buckets, strip=strip)
+        learned = run.learner.update(batch, round=t, utility_z=run.utility(labels, rewards))
 
     # Evolve Ω: the profile is counted on rows that saw no cue, whenever there are any.
     run.profile = run.profiled(tasks, groups, diagnoses)

@@ -25,7 +25,7 @@ from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
 from seal_jax.telemetry.compare import compare
 from seal_jax.telemetry.figures import draw
 from seal_jax.telemetry.progress import Progress, closing_table
-from seal_jax.types import Diagnosis, Task, Trajectory, Verdict
+from seal_jax.types import Diagnosis, Task, Trajectory, TurnLabel, Verdict
 
 #: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
 FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh")
@@ -125,13 +125,24 @@ class Run:
             self.progress.message(f"reporting round {best.round}, the best on validation ({best.score:.1%})")
 
     # --- what the loop asks ----------------------------------------------------------------------------------------
-    def utility(self, verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
-        """ρ for this round's update, [Z] float32: static, or (release) moved by this round's tags first."""
+    def weighed_labels(
+        self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
+    ) -> Sequence[Sequence[Diagnosis]]:
+        """The labels that weigh the update: the diagnosis, or (release) the reference release's own tagging."""
+        if self.config.loss.reweight != "release":
+            return diagnoses
+        return [
+            [Diagnosis(tuple(TurnLabel(TAG_TO_LABEL[tag], tag) for tag in release_labels(v))) for v in group]
+            for group in verdicts
+        ]
+
+    def utility(self, labels: Sequence[Sequence[Diagnosis]], rewards: Sequence[Sequence[float]]) -> np.ndarray:
+        """ρ for this round's update, [Z] float32: static, or (release) moved by this round's labels first."""
         if self.config.loss.reweight != "release":
             return utility_vector(self.config.loss.utility.to_dict())
-        rows = [v for group in verdicts for v in group]
-        tags = [[TAG_TO_LABEL[tag] for tag in release_labels(v)] for v in rows]
-        self.weights = self.weights.observe(tags, [v.reward for v in rows])
+        if self.batches.opens_epoch:
+            self.weights = self.weights.new_window()
+        self.weights = self.weights.observe([d.names for g in labels for d in g], [r for g in rewards for r in g])
         return self.weights.vector()
 
     def profiled(

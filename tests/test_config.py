@@ -148,6 +148,13 @@ def test_several_processes_are_refused(monkeypatch):
         build_mesh(default_config())
 
 
+def test_dynamic_weights_take_no_utility():
+    config = default_config()
+    config.loss.reweight, config.loss.utility = "release", {"pass": 0.5}
+    with pytest.raises(ValueError, match="config.loss.utility has no effect with config.loss.reweight='release'"):
+        validate(config)
+
+
 def test_the_config_is_locked():
     with pytest.raises(AttributeError):
         default_config().lock().learning_rate = 1.0
