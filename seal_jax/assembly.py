@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,17 +116,30 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
     start = workdir / "start"
     if config.policy.source == "gguf":
         policy, params = load_gguf(config.policy.path, shardings=shardings, **overrides)
-        return Policy(policy, params, tokenizer_from_gguf(config.policy.path), {})
+        tokenizer = tokenizer_from_gguf(config.policy.path)
+        return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
     if config.policy.source == "hf" or start.exists():
         source = config.policy.path if config.policy.source == "hf" else start
         policy, params = load_hf(source, shardings=shardings, **overrides)
-        return Policy(policy, params, load_tokenizer(source), warm_start_metrics(Path(source)))
+        tokenizer = load_tokenizer(source)
+        return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
     (start / WARM_START_FILE).write_text(json.dumps(made.metrics, indent=1) + "\n")
     return made
+
+
+def same_ids(policy: PolicyConfig, tokenizer: Tokenizer) -> PolicyConfig:
+    """The policy with the ids of the tokenizer and no others: any further rows of its head are masked as padding, in
+    sampling and in training."""
+    if policy.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids but the policy only {policy.vocab_size}: they belong to "
+            "different models, or config.policy.overrides.vocab_size is too small"
+        )
+    return replace(policy, vocab_size=tokenizer.vocab_size)
 
 
 def warm_start_metrics(folder: Path) -> dict[str, float]:
@@ -143,7 +156,6 @@ def build_collector(
     engine = RolloutEngine(
         policy.config,
         stop_ids=[tokenizer.token_id(t) for t in chat.stop_tokens],
-        vocab_size=policy.config.vocab_size,
         prompt_buckets=config.buckets.prompt,
         suffix_buckets=config.buckets.suffix,
         chunk_buckets=config.buckets.chunk,
