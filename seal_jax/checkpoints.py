@@ -161,10 +161,6 @@ class Checkpoints:
         )
         return restored["state"], restored["host"]["host"]
 
-    def restore_host(self, round: int | str | None = None) -> dict[str, Any]:
-        """Only the host state of a round (no arrays are read)."""
-        return self._read_host(self._resolve(round))["host"]
-
     def close(self) -> None:
         """Waits for whatever Orbax still does. Also called at the end of a `with` block."""
         self._manager.wait_until_finished()

@@ -86,7 +86,7 @@ def test_best_is_strict_survives_a_resume_and_keeps_its_arrays(tmp_path):
         assert checkpoints.rounds() == [1, 5]
         state, host = checkpoints.restore(fresh_state(), "best")
         assert_bit_equal(state, fresh_state(1))
-        assert host == checkpoints.restore_host("best") == {"round": 1}
+        assert host == {"round": 1}
         assert checkpoints.save(6, fresh_state(6), {"round": 6}, score=0.6)
         assert checkpoints.rounds() == [6]
 
@@ -235,5 +235,5 @@ def test_data_position_goes_through_the_checkpoint(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, fresh_state(), {"data": batches.get_state()})
         other = task_batches(make_tasks(5), 2, seed=0)
-        other.set_state(checkpoints.restore_host()["data"])
+        other.set_state(checkpoints.restore(fresh_state())[1]["data"])
     assert [[t.id for t in b] for b in islice(other, 4)] == [[t.id for t in b] for b in islice(batches, 4)]

@@ -38,7 +38,6 @@ class LossSettings:
       row's token mean (what the reference release computes in effect, with one row per micro-batch).
     dual_clip: bound on -A * ratio for A < 0, in units of |A|; 0 turns it off.
     kl_max: ceiling on a token's k3 value (the gradient is 0 above it), as in verl; 0 turns it off.
-    apply_to: rows whose advantage has the other sign keep weight 1 (an option of the release).
     sign_aware: a failure label scales only negative advantages and a success label only positive ones (ours).
     normalize_weights: rescale so that reweighting moves advantage mass but does not change its sum (ours); needs
       `Denominators.weight_scale`.
@@ -55,7 +54,6 @@ class LossSettings:
     advantage_eps: float = 1e-6
     w_min: float = 0.5
     w_max: float = 2.0
-    apply_to: Literal["all", "positive_advantage", "negative_advantage"] = "all"
     sign_aware: bool = False
     normalize_weights: bool = False
     on_policy: bool = False
@@ -64,7 +62,6 @@ class LossSettings:
         for name, allowed in (
             ("reweight", ("none", "paper", "release", "turn")),
             ("aggregation", ("token-mean", "seq-mean-token-mean")),
-            ("apply_to", ("all", "positive_advantage", "negative_advantage")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"config.loss.{name}={getattr(self, name)!r} is not one of {allowed}")
@@ -134,10 +131,6 @@ def turn_weights(labels_bgt: Array, advantage_bg: Array, utility_z: Array, setti
         n_bg1 = jnp.sum(labelled_bgt, -1, keepdims=True)
         mean_bg1 = jnp.sum(jnp.where(labelled_bgt, rho_bgt, 0.0), -1, keepdims=True) / jnp.maximum(n_bg1, 1)
         w_bgt = jnp.where(n_bg1 > 0, jnp.clip(mean_bg1, settings.w_min, settings.w_max), 1.0)
-    if settings.apply_to == "positive_advantage":
-        w_bgt = jnp.where(sign_bg1 > 0, w_bgt, 1.0)
-    elif settings.apply_to == "negative_advantage":
-        w_bgt = jnp.where(sign_bg1 < 0, w_bgt, 1.0)
     return w_bgt
 
 

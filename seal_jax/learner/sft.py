@@ -39,7 +39,6 @@ class SftSettings:
     other_weight: weight of the suffix tokens that are not the assistant's (headers, user turns, observations).
     pool: batches of like length are cut from shuffled pools of this many batches, which avoids padding without
       training on the lengths in order.
-    max_steps: 0 = all epochs; otherwise the cosine ends there.
     """
 
     epochs: int = 6
@@ -52,7 +51,6 @@ class SftSettings:
     warmup_steps: int = 20
     other_weight: float = 0.1
     pool: int = 16
-    max_steps: int = 0
     log_every: int = 20
     seed: int = 0
 
@@ -136,7 +134,6 @@ def sft_train(
     longest_b = whole.suffix_len_bg.max(1) * G + whole.prompt_len_b
     rng = np.random.default_rng([s.seed, 0x5F7])
     plan = [b for _ in range(s.epochs) for b in epoch_batches(longest_b, per_step, s.pool, rng)]
-    plan = plan[: s.max_steps] if s.max_steps else plan
 
     warmup = min(s.warmup_steps, len(plan) - 1)
     tx = make_optimizer(

@@ -94,11 +94,3 @@ def check_batch(size: int, mesh: Mesh, name: str = "batch") -> None:
             f"{name}={size} groups is not divisible by data*fsdp={ways} of the mesh; use a multiple of {ways} "
             "or a smaller mesh"
         )
-
-
-def shard_batch(batch: Any, mesh: Mesh) -> Any:
-    """A tree of [B, ...] arrays laid out on the mesh."""
-    leaves = jax.tree.leaves(batch)
-    for leaf in leaves:
-        check_batch(leaf.shape[0], mesh)
-    return jax.device_put(batch, batch_sharding(mesh))

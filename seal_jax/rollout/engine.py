@@ -316,19 +316,11 @@ class Session:
         self._capacity = 0
 
     # --- what the host can ask ---------------------------------------------------------------------------------------
-    def length(self, row: Row) -> int:
-        """Tokens of the row so far: prompt and suffix, the pending one included."""
-        return self.prompt_len[row[0]] + self._suffix_length(row)
-
     def room(self, row: Row) -> int:
         """Tokens the row can still take, fed and sampled together."""
         suffix = self._suffix_length(row)
         positions = self.engine.config.max_position - self.prompt_len[row[0]]
         return min(self.engine.suffix_buckets[-1], positions) - suffix
-
-    @property
-    def live(self) -> frozenset[Row]:
-        return frozenset(self._place)
 
     def _suffix_length(self, row: Row) -> int:
         if row not in self._written:

@@ -68,7 +68,9 @@ def play(engine, params, prompts, rollouts, turns, *, temperature=1.0, seed=0, k
             for token, logp in zip(sampled.ids, sampled.logps, strict=True):
                 logps[row][len(suffix[row])] = logp
                 suffix[row].append(token)
-            assert session.length(row) == len(prompts[row[0]]) + len(suffix[row])
+            assert session.room(row) == min(
+                engine.suffix_buckets[-1], CONFIG.max_position - len(prompts[row[0]])
+            ) - len(suffix[row])
     return suffix, logps, session
 
 
@@ -161,7 +163,7 @@ def test_neighbours_and_compaction_change_nothing(engine):
     fewer, logps, session = play(
         engine, PARAMS, PROMPTS + PROMPTS[:1], 4, 4, keep=lambda turn, row: row in stays or turn < leaves.get(row, 1)
     )
-    assert session.live == stays
+    assert set(session._place) == stays
     assert session._grid[0] * session._grid[1] <= 4  # 16 places at the start
     for row in stays:
         assert fewer[row] == everyone[row]
