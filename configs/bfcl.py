@@ -61,7 +61,10 @@ def paper() -> ConfigDict:
     c.buckets.prompt = (4096, 6144, 8192)
     c.buckets.suffix = (1024, 2048, 4096, 8192)
     c.buckets.chunk = (64, 256, 1024, 4096)
-    c.buckets.groups = (1, 2, 4, 8)
+    # Groups are split over the devices: these fit 1, 2, 4 or 8 of them. With fewer than 8, less memory is needed when
+    # prompts_per_micro is the number of devices. (A mini-batch of fewer prompts is filled up with empty ones.)
+    c.buckets.groups = (8, 16)
+    c.learner.prompts_per_micro = 8
     c.limits.max_new_tokens = 1024
     c.limits.max_steps_per_turn, c.limits.max_steps = 20, 20
     c.limits.max_observation_tokens = 3996
@@ -75,7 +78,7 @@ def on_a_cpu(c: ConfigDict) -> ConfigDict:
     c.policy.compute_dtype = "float32"
     c.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
     c.rounds, c.tasks_per_round, c.rollouts = 2, 2, 4
-    c.learner.minibatches = 1
+    c.learner.minibatches, c.learner.prompts_per_micro = 1, 1
     # One bucket each: on a CPU compiling a deep model takes longer than computing some padding.
     c.buckets.prompt, c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (8192,), (2048,), (64, 512), (2,)
     c.limits.max_new_tokens = 64

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
 from seal_jax.learner.loss import LossSettings
 from seal_jax.learner.optimizer import OptimizerSettings
 from seal_jax.learner.update import Learner, UpdateSettings
+from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
@@ -47,9 +52,23 @@ class Policy:
 
 
 def build_mesh(config: ConfigDict) -> Mesh | None:
-    """The device mesh; None for a single device, where every sharding is trivial."""
+    """The device mesh; None for a single device, where every sharding is trivial. Refuses what it cannot split."""
+    if jax.process_count() > 1:
+        raise ValueError(f"this is one of {jax.process_count()} processes, and a run needs one; start it on one host")
     shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    return None if shape == (1, 1, 1) else make_mesh(shape)
+    if shape == (1, 1, 1):
+        return None
+    mesh = make_mesh(shape)
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]  # known only now: a size of -1 is whatever devices are left
+    for name in ("learner.prompts_per_micro", "buckets.groups"):
+        value = lookup(config, name)
+        if np.any(np.array(value) % ways):
+            mend = f"multiples of {ways}" if isinstance(value, tuple) else f"a multiple of {ways}"
+            raise ValueError(
+                f"config.{name}={value} does not divide over data x fsdp = {ways} devices (config.mesh={shape}); "
+                f"use {mend} or a smaller mesh"
+            )
+    return mesh
 
 
 def build_suite(config: ConfigDict) -> Suite:
@@ -59,6 +78,30 @@ def build_suite(config: ConfigDict) -> Suite:
 def interface_settings(config: ConfigDict) -> InterfaceSettings:
     loop = ("exposure", "strip_in_update", "closed_loop", "profile_rate")  # of the loop, not of Ω
     return InterfaceSettings.from_dict({k: v for k, v in config.interface.to_dict().items() if k not in loop})
+
+
+def check_settings(config: ConfigDict) -> None:
+    """ValueError for a setting that a part of the run refuses: here, not after the weights are loaded."""
+    learner_settings(config)
+    episode_limits(config)
+    interface_settings(config)
+    utility_vector(config.loss.utility.to_dict())
+
+
+def learner_settings(config: ConfigDict) -> dict[str, Any]:
+    """The `loss`, `optimizer` and `update` arguments of the learner."""
+    update = UpdateSettings(**config.learner.to_dict(), temperature=config.temperature, seed=config.seed)
+    # A cosine ends with the run. (Where rounds is 0 nothing is trained, and any number will do.)
+    steps = config.rounds * update.minibatches * update.epochs or config.optimizer.warmup_steps + 1
+    return {
+        "loss": LossSettings(**{k: v for k, v in config.loss.to_dict().items() if k != "utility"}),
+        "optimizer": OptimizerSettings(**config.optimizer.to_dict(), total_steps=steps),
+        "update": update,
+    }
+
+
+def episode_limits(config: ConfigDict, **options: Any) -> Limits:
+    return Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict(), **options)
 
 
 def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
@@ -73,17 +116,30 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
     start = workdir / "start"
     if config.policy.source == "gguf":
         policy, params = load_gguf(config.policy.path, shardings=shardings, **overrides)
-        return Policy(policy, params, tokenizer_from_gguf(config.policy.path), {})
+        tokenizer = tokenizer_from_gguf(config.policy.path)
+        return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
     if config.policy.source == "hf" or start.exists():
         source = config.policy.path if config.policy.source == "hf" else start
         policy, params = load_hf(source, shardings=shardings, **overrides)
-        return Policy(policy, params, load_tokenizer(source), warm_start_metrics(Path(source)))
+        tokenizer = load_tokenizer(source)
+        return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
     (start / WARM_START_FILE).write_text(json.dumps(made.metrics, indent=1) + "\n")
     return made
+
+
+def same_ids(policy: PolicyConfig, tokenizer: Tokenizer) -> PolicyConfig:
+    """The policy with the ids of the tokenizer and no others: any further rows of its head are masked as padding, in
+    sampling and in training."""
+    if policy.vocab_size < tokenizer.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids but the policy only {policy.vocab_size}: they belong to "
+            "different models, or config.policy.overrides.vocab_size is too small"
+        )
+    return replace(policy, vocab_size=tokenizer.vocab_size)
 
 
 def warm_start_metrics(folder: Path) -> dict[str, float]:
@@ -96,15 +152,10 @@ def build_collector(
     config: ConfigDict, policy: Policy, suite: Suite, mesh: Mesh | None, timer: PhaseTimer
 ) -> Collector:
     chat, tokenizer = get_format(config.chat), policy.tokenizer
-    limits = Limits(
-        max_suffix_tokens=config.buckets.suffix[-1],
-        max_context=policy.config.max_position,
-        **config.limits.to_dict(),
-    )
+    limits = episode_limits(config, max_context=policy.config.max_position)
     engine = RolloutEngine(
         policy.config,
         stop_ids=[tokenizer.token_id(t) for t in chat.stop_tokens],
-        vocab_size=policy.config.vocab_size,
         prompt_buckets=config.buckets.prompt,
         suffix_buckets=config.buckets.suffix,
         chunk_buckets=config.buckets.chunk,
@@ -118,15 +169,12 @@ def build_collector(
 
 def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:
     """Takes over `policy.params`: they are donated by the first update."""
-    loss = {k: v for k, v in config.loss.to_dict().items() if k != "utility"}
     return Learner(
         policy.config,
         policy.params,
         buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix), turns),
-        loss=LossSettings(**loss),
-        optimizer=OptimizerSettings(**config.optimizer.to_dict()),
-        update=UpdateSettings(**config.learner.to_dict(), temperature=config.temperature, seed=config.seed),
         mesh=mesh,
+        **learner_settings(config),
     )
 
 

@@ -61,7 +61,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
         if keep < 1:
-            raise ValueError(f"config.checkpoints.keep={keep} must be at least 1: a resume needs the newest round")
+            raise ValueError(f"config.checkpoint.keep={keep} must be at least 1: a resume needs the newest round")
         self.folder = epath.Path(folder).absolute() if "://" not in str(folder) else epath.Path(folder)
         self._policy = _KeepLastAndBest(keep)
         self._manager = ocp.CheckpointManager(
@@ -160,10 +160,6 @@ class Checkpoints:
             ),
         )
         return restored["state"], restored["host"]["host"]
-
-    def restore_host(self, round: int | str | None = None) -> dict[str, Any]:
-        """Only the host state of a round (no arrays are read)."""
-        return self._read_host(self._resolve(round))["host"]
 
     def close(self) -> None:
         """Waits for whatever Orbax still does. Also called at the end of a `with` block."""

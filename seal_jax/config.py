@@ -85,13 +85,14 @@ def default_config() -> ConfigDict:
 
     c.optimizer = ConfigDict()
     c.optimizer.learning_rate = 1e-6
-    c.optimizer.schedule = "constant"
+    c.optimizer.schedule = "constant"  # or "cosine": falls to 0 at the run's last step (more rounds stretch it)
     c.optimizer.warmup_steps = 0
     c.optimizer.b1, c.optimizer.b2 = 0.9, 0.999
     c.optimizer.weight_decay = 0.01
     c.optimizer.clip_norm = 1.0
     c.learner = ConfigDict()
     c.learner.minibatches = 4  # optimiser steps per round, over disjoint prompts
+    c.learner.epochs = 1  # passes over a round's batch
     c.learner.prompts_per_micro = 1  # prompts whose activations exist at once
     c.learner.skip_zero_advantage = True  # groups of equal reward contribute exactly 0 when kl_coef is 0: skip them
 
@@ -110,7 +111,7 @@ def default_config() -> ConfigDict:
     c.warm_start.habits = ConfigDict(asdict(Habits()))  # how often the teacher does the wrong thing
 
     c.eval = ConfigDict()
-    c.eval.every = 0  # rounds between validations; 0 = only before and after
+    c.eval.every = 0  # rounds between validations, on val; 0 = none. test and ood: before and after training
     c.eval.val, c.eval.test, c.eval.ood = 0, 0, 0  # tasks of each split evaluated; 0 = skip it, -1 = all
     c.eval.category = ""  # evaluate only this category of each split; "" = all
 
@@ -122,7 +123,18 @@ def default_config() -> ConfigDict:
 def validate(config: ConfigDict) -> None:
     """Raises ValueError, one line, on the first value that cannot work. Needs no device and compiles nothing."""
     at_least(config, "rounds", 0)
-    at_least(config, "tasks_per_round", 1)
+    for key in ("tasks_per_round", "learner.minibatches", "checkpoint.every", "checkpoint.keep"):
+        at_least(config, key, 1)
+    at_least(config, "eval.every", 0)
+    for split in ("val", "test", "ood"):
+        at_least(config, f"eval.{split}", -1)
+    if config.eval.every and not config.eval.val:
+        raise ValueError(
+            f"config.eval.every={config.eval.every} validates on val, but config.eval.val=0; "
+            "set config.eval.val=-1, or config.eval.every=0"
+        )
+    if not (config.rounds or config.eval.val or config.eval.test or config.eval.ood):
+        raise ValueError("config.rounds=0 and no split is evaluated: nothing to do; set config.rounds or eval.test=-1")
     if config.rollouts < 2:
         raise ValueError(
             f"config.rollouts={config.rollouts}: a group advantage needs at least 2 rollouts; set config.rollouts=8"
@@ -140,6 +152,11 @@ def validate(config: ConfigDict) -> None:
         raise ValueError(
             f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
             "set it to a folder, hub id or .gguf file (--config.policy.path=...)"
+        )
+    if config.loss.reweight == "release" and config.loss.utility:
+        raise ValueError(
+            "config.loss.utility has no effect with config.loss.reweight='release', whose weights are learned; "
+            "leave it empty, or set config.loss.reweight='paper'"
         )
     exposure = config.interface.exposure
     if not 0.0 <= exposure <= 1.0:
@@ -162,12 +179,6 @@ def validate(config: ConfigDict) -> None:
         raise ValueError(
             f"config.tasks_per_round={config.tasks_per_round} is not divisible by "
             f"config.learner.minibatches={config.learner.minibatches}; choose a divisor"
-        )
-    shards = config.mesh.data * config.mesh.fsdp
-    if shards > 1 and config.learner.prompts_per_micro % shards:
-        raise ValueError(
-            f"config.learner.prompts_per_micro={config.learner.prompts_per_micro} is not divisible by the mesh's "
-            f"data x fsdp = {shards}; set it to a multiple of {shards}"
         )
     unknown = sorted(set(config.interface.components) - {"schema", "err", "cap"})
     if unknown:

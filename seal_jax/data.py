@@ -65,18 +65,20 @@ class TaskBatches:
         self, tasks: Sequence[Task], batch_size: int, seed: int, *, process_index: int = 0, process_count: int = 1
     ) -> None:
         if not tasks:
-            raise ValueError("task list is empty: choose a split (config.split) or a task file that holds tasks")
+            raise ValueError(
+                "there are no training tasks; choose a suite whose split 'train' holds some (config.suite_options)"
+            )
         if batch_size < 1:
-            raise ValueError(f"config.batch_size={batch_size} must be at least 1")
+            raise ValueError(f"config.tasks_per_round={batch_size} must be at least 1")
         if batch_size > len(tasks):
             raise ValueError(
-                f"config.batch_size={batch_size} is more than the {len(tasks)} tasks there are; lower it or add tasks"
+                f"config.tasks_per_round={batch_size} is more than the {len(tasks)} training tasks there are; lower it"
             )
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index={process_index} is not in 0..{process_count - 1}")
         if batch_size % process_count:
             raise ValueError(
-                f"config.batch_size={batch_size} does not divide over {process_count} processes; "
+                f"config.tasks_per_round={batch_size} does not divide over {process_count} processes; "
                 f"use a multiple of {process_count}"
             )
         if not 0 <= seed < 2**32:
@@ -107,6 +109,12 @@ class TaskBatches:
     def epoch(self) -> float:
         """How often every task has been seen so far, on average (over all processes)."""
         return self._batches * self.batch_size / len(self.tasks)
+
+    @property
+    def opens_epoch(self) -> bool:
+        """Whether the last batch is the first one that begins in its epoch."""
+        start = (self._batches - 1) * self.batch_size
+        return start // len(self.tasks) > (start - self.batch_size) // len(self.tasks)
 
     def get_state(self) -> dict[str, Any]:
         """JSON-able position: grain's own iterator state, and what it is only valid for."""

@@ -6,11 +6,7 @@ Task --Ω_t--> rollouts --verifier--> rewards --diagnosis Ψ--> labels --+--> pr
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from ml_collections import ConfigDict
 
 from seal_jax.diagnosis import diagnose
 from seal_jax.evaluation.strict import Evaluation, evaluate
@@ -18,24 +14,21 @@ from seal_jax.interface import evolve
 from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
 
-#: What builds the run; the command line has one that answers a bad setting in one line.
-Start = Callable[[ConfigDict, Path], Run]
 
-
-def train(config: ConfigDict, workdir: Path, start: Start = Run) -> dict[str, Any]:
-    """Runs (or resumes) a whole job and returns its summary."""
-    with start(config, workdir) as run:
-        if run.round == 0:
-            report(run, "before")
-        while run.round < config.rounds:
-            seal_round(run)
-            if config.eval.every and run.round % config.eval.every == 0:
-                run.validated(run_evaluation(run, "val"))
-            run.save()
-        run.take_best()
-        if run.round:
-            report(run, "after")
-        return run.finish()
+def train(run: Run) -> dict[str, Any]:
+    """Carries a job to its end, from wherever its checkpoint left it, and returns its summary."""
+    every = run.config.eval.every
+    if run.round == 0:
+        report(run, "before")
+    while run.round < run.config.rounds:
+        seal_round(run)
+        if every and run.round % every == 0:
+            run.validated(run_evaluation(run, "val"))
+        run.save()
+    run.take_best()
+    if run.round:
+        report(run, "after")
+    return run.finish()
 
 
 def seal_round(run: Run) -> None:
@@ -65,8 +58,9 @@ def seal_round(run: Run) -> None:
     # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
     with run.timer.phase("update"):
         strip: Strip = "positive" if config.interface.strip_in_update else "none"
-        batch = make_batch(groups, rewards, diagnoses, buckets=run.learner.buckets, strip=strip)
-        learned = run.learner.update(batch, round=t, utility_z=run.utility(verdicts))
+        labels = run.weighed_labels(verdicts, diagnoses)
+        batch = make_batch(groups, rewards, labels, buckets=run.learner.buckets, strip=strip)
+        learned = run.learner.update(batch, round=t, utility_z=run.utility(labels, rewards))
 
     # Evolve Ω: the profile is counted on rows that saw no cue, whenever there are any.
     run.profile = run.profiled(tasks, groups, diagnoses)
@@ -80,9 +74,7 @@ def seal_round(run: Run) -> None:
 def run_evaluation(run: Run, split: str) -> Evaluation:
     """Strict evaluation of the current policy on a split: greedy, bare interface."""
     with run.timer.phase("evaluation"):
-        result = evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
-    run.record_evaluation(result)
-    return result
+        return evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
 
 
 def report(run: Run, when: str) -> None:
@@ -92,8 +84,8 @@ def report(run: Run, when: str) -> None:
             run.reported(when, run_evaluation(run, split))
 
 
-def evaluate_only(config: ConfigDict, workdir: Path, start: Start = Run) -> dict[str, Any]:
-    """Strict evaluation of the latest checkpoint, or of the starting policy of a fresh workdir."""
-    with start(config, workdir) as run:
-        report(run, "after")
-        return run.finish()
+def evaluate_only(run: Run) -> dict[str, Any]:
+    """The report alone: of the best validated round, else of the latest; of the starting policy in a fresh workdir."""
+    run.take_best()
+    report(run, "after")
+    return run.finish()

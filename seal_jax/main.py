@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The recipe, e.g. configs/quickstart.py", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if it exists.")
@@ -24,7 +24,8 @@ _MODE = flags.DEFINE_enum(
     "train",
     ["train", "eval"],
     "train: run (or resume) the closed loop, with strict evaluation before and after. "
-    "eval: strict evaluation of the workdir's latest checkpoint (or of the starting policy when there is none).",
+    "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
+    "checkpoint the starting policy).",
 )
 _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Folder of compiled programs; '' = none.")
 
@@ -45,19 +46,17 @@ def main(argv: list[str]) -> None:
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value) if _CACHE.value else None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
-    def start(config: ConfigDict, workdir: Path) -> Run:
-        """One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback."""
-        try:
-            validate(config)
-            return Run(config, workdir)
-        except (ValueError, FileNotFoundError, ImportError) as error:
-            if flags.FLAGS.showtraceback:
-                raise
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-
-    job = {"train": train, "eval": evaluate_only}[_MODE.value]
-    job(_CONFIG.value, Path(str(_WORKDIR.value)), start)
+    try:
+        validate(_CONFIG.value)
+        job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.
+        if flags.FLAGS.showtraceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    with job:
+        {"train": train, "eval": evaluate_only}[_MODE.value](job)
 
 
 def run() -> None:

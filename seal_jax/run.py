@@ -26,7 +26,7 @@ from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
 from seal_jax.telemetry.compare import compare
 from seal_jax.telemetry.figures import draw
 from seal_jax.telemetry.progress import Progress, closing_table
-from seal_jax.types import Diagnosis, Task, Trajectory, Verdict
+from seal_jax.types import Diagnosis, Task, Trajectory, TurnLabel, Verdict
 
 #: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
 FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh")
@@ -42,6 +42,7 @@ class Run:
 
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
+        assembly.check_settings(config)
         check_workdir(workdir, config.to_dict(), free=FREE)
         self.timer = PhaseTimer()
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
@@ -79,6 +80,7 @@ class Run:
         self.before: dict[str, dict[str, tuple[str, float]]] = {}
         self.after: dict[str, dict[str, tuple[str, float]]] = {}
         self._score: float | None = None  # of this round's validation
+        self.reported_round = self.round  # whose parameters the report evaluates; see take_best
         if saved is not None:
             self._restore()
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
@@ -119,18 +121,30 @@ class Run:
     def take_best(self) -> None:
         """Puts the best validated round's parameters in place for the report; without validation the last ones stay."""
         best = self.checkpoints.best
+        self.reported_round = self.round if best is None else best.round
         if best is not None and best.round != self.round:
             self.learner.state, _ = self.checkpoints.restore(self.learner.state, "best")
             self.progress.message(f"reporting round {best.round}, the best on validation ({best.score:.1%})")
 
     # --- what the loop asks ----------------------------------------------------------------------------------------
-    def utility(self, verdicts: Sequence[Sequence[Verdict]]) -> np.ndarray:
-        """ρ for this round's update, [Z] float32: static, or (release) moved by this round's tags first."""
+    def weighed_labels(
+        self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
+    ) -> Sequence[Sequence[Diagnosis]]:
+        """The labels that weigh the update: the diagnosis, or (release) the reference release's own tagging."""
+        if self.config.loss.reweight != "release":
+            return diagnoses
+        return [
+            [Diagnosis(tuple(TurnLabel(TAG_TO_LABEL[tag], tag) for tag in release_labels(v))) for v in group]
+            for group in verdicts
+        ]
+
+    def utility(self, labels: Sequence[Sequence[Diagnosis]], rewards: Sequence[Sequence[float]]) -> np.ndarray:
+        """ρ for this round's update, [Z] float32: static, or (release) moved by this round's labels first."""
         if self.config.loss.reweight != "release":
             return utility_vector(self.config.loss.utility.to_dict())
-        rows = [v for group in verdicts for v in group]
-        tags = [[TAG_TO_LABEL[tag] for tag in release_labels(v)] for v in rows]
-        self.weights = self.weights.observe(tags, [v.reward for v in rows])
+        if self.batches.opens_epoch:
+            self.weights = self.weights.new_window()
+        self.weights = self.weights.observe([d.names for g in labels for d in g], [r for g in rewards for r in g])
         return self.weights.vector()
 
     def profiled(
@@ -169,22 +183,25 @@ class Run:
         values |= {f"profile_ema/{k}": v for k, v in self.profile.rates.items()}
         values |= {f"time/{k}": v for k, v in self.timer.lap().items()}
         values |= {"count/compilations": self.compilations, "memory/peak_mib": peak_rss_mib()}
-        self.recorder.record(self.round, values, cues=interface.active)
+        seen = interface.active if any(x.cued for x, _, _ in rows) else ()
+        self.recorder.record(self.round, values, cues=seen)
         self.recorder.interface(self.round, interface.describe(), self.profile.to_dict())
         self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
-        self.progress.round(self.round, values, interface.active)
-
-    def record_evaluation(self, result: Evaluation) -> None:
-        self.recorder.record(self.round, result.metrics(), kind="eval")
-        rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
-        self.recorder.trajectories(self.round, rows, kind=result.split, decode=self.tokenizer.decode)
-        self.progress.evaluation(result.split, result.metrics(), self.round)
+        self.progress.round(self.round, values, seen)
 
     def validated(self, result: Evaluation) -> None:
         self._score = result.success
+        self._record_evaluation(self.round, result, "eval", result.split)
 
     def reported(self, when: str, result: Evaluation) -> None:
         getattr(self, when)[result.split] = result.outcomes
+        self._record_evaluation(self.reported_round, result, "report", f"report.{result.split}")
+
+    def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
+        self.recorder.record(round, result.metrics(), kind=kind)
+        rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
+        self.recorder.trajectories(round, rows, kind=rows_kind, decode=self.tokenizer.decode)
+        self.progress.evaluation(result.split, result.metrics(), round)
 
     @property
     def compilations(self) -> int:
@@ -194,10 +211,19 @@ class Run:
     def finish(self) -> dict[str, Any]:
         """Closes the display, draws the figures, writes and prints the summary."""
         self.progress.close()
-        splits = [s for s in self.after if s in self.before]
-        comparisons = {s: compare(self.before[s], self.after[s]) for s in splits}
+        # eval.* may change on a resume; other tasks than before cannot be compared task by task.
+        same = {s for s, after in self.after.items() if self.before.get(s, {}).keys() == after.keys()}
+        comparisons = {s: compare(self.before[s], after) for s, after in self.after.items() if s in same}
+        notes = [
+            f"{s}: {_mean(after):.1%}; these tasks were not evaluated before training, so no difference is shown"
+            for s, after in self.after.items()
+            if s not in same
+        ]
+        best = self.checkpoints.best
         summary = {
             "round": self.round,
+            "reported_round": self.reported_round,
+            "validation": None if best is None else best.score,
             "evaluations": {s: _mean(o) for s, o in self.after.items()},
             "before": {s: _mean(o) for s, o in self.before.items()},
             "seconds": {"wall": self.timer.wall(), **self.timer.totals},
@@ -215,7 +241,7 @@ class Run:
                 wall_s=self.timer.wall(),
                 compilations=self.compilations,
                 peak_mib=peak_rss_mib(),
-                notes=[f"figures: {self.workdir / 'figures'}"] if figures else [],
+                notes=notes + ([f"figures: {self.workdir / 'figures'}"] if figures else []),
             )
         )
         return summary

@@ -17,7 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from seal_jax.assembly import Policy, interface_settings
+from seal_jax.assembly import Policy, episode_limits, interface_settings, same_ids
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
 from seal_jax.envs.toolbox import ToolboxSuite
@@ -45,17 +45,14 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
             special_tokens=chat.special_tokens,
             scaffold=chat.scaffold,
         )
-    policy = PolicyConfig.tiny(tokenizer.vocab_size, **overrides)
+    policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer)
     params = init_params(policy, config.seed, mesh)
     if not ws.enabled:
         return Policy(policy, params, tokenizer, {})
     if ws.wired:
         params = wire_for_copying(policy, params, config.seed)
 
-    # The same limits as in the rollouts (assembly.build_collector).
-    limits = Limits(
-        max_suffix_tokens=config.buckets.suffix[-1], max_context=policy.max_position, **config.limits.to_dict()
-    )
+    limits = episode_limits(config, max_context=policy.max_position)
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
         habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts

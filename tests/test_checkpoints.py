@@ -86,7 +86,7 @@ def test_best_is_strict_survives_a_resume_and_keeps_its_arrays(tmp_path):
         assert checkpoints.rounds() == [1, 5]
         state, host = checkpoints.restore(fresh_state(), "best")
         assert_bit_equal(state, fresh_state(1))
-        assert host == checkpoints.restore_host("best") == {"round": 1}
+        assert host == {"round": 1}
         assert checkpoints.save(6, fresh_state(6), {"round": 6}, score=0.6)
         assert checkpoints.rounds() == [6]
 
@@ -123,7 +123,7 @@ def test_a_save_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
 
 # --- bad input -------------------------------------------------------------------------------------------------------
 def test_errors_are_one_line_and_name_the_mend(tmp_path):
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="config.checkpoint.keep=0"):
         Checkpoints(tmp_path, keep=0)
     with Checkpoints(tmp_path) as checkpoints:
         with pytest.raises(ValueError, match="no checkpoint of round None"):
@@ -235,5 +235,5 @@ def test_data_position_goes_through_the_checkpoint(tmp_path):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(1, fresh_state(), {"data": batches.get_state()})
         other = task_batches(make_tasks(5), 2, seed=0)
-        other.set_state(checkpoints.restore_host()["data"])
+        other.set_state(checkpoints.restore(fresh_state())[1]["data"])
     assert [[t.id for t in b] for b in islice(other, 4)] == [[t.id for t in b] for b in islice(batches, 4)]

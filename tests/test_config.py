@@ -9,8 +9,10 @@ import pytest
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax import main
+from seal_jax.assembly import build_mesh, learner_settings
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
+from seal_jax.run import Run
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,8 +52,14 @@ def test_arguments_of_recipes_are_checked():
         ("interface.placement", "inline", "cannot be met; set exposure=1.0 or placement='note'"),
         ("interface.components", ("cap", "nap"), r"config.interface.components holds \['nap'\]"),
         ("buckets.suffix", (256, 128), "must be positive and ascending"),
+        ("eval.every", 2, "config.eval.every=2 validates on val, but config.eval.val=0"),
+        ("eval.every", -1, "config.eval.every=-1: must be at least 0"),
+        ("eval.test", -2, "config.eval.test=-2: must be at least -1"),
+        ("rounds", 0, "config.rounds=0 and no split is evaluated: nothing to do"),
+        ("checkpoint.every", 0, "config.checkpoint.every=0: must be at least 1"),
+        ("checkpoint.keep", 0, "config.checkpoint.keep=0: must be at least 1"),
+        ("learner.minibatches", 0, "config.learner.minibatches=0: must be at least 1"),
         ("learner.minibatches", 3, "config.tasks_per_round=16 is not divisible by config.learner.minibatches=3"),
-        ("mesh.data", 2, "config.learner.prompts_per_micro=1 is not divisible by the mesh's data x fsdp = 2"),
     ],
 )
 def test_values_that_cannot_work(key, value, message):
@@ -66,6 +74,87 @@ def test_stripping_needs_bare_and_cued_rows():
     config = default_config()
     config.interface.strip_in_update, config.interface.exposure = True, 1.0
     with pytest.raises(ValueError, match="needs bare and cued rows in each group"):
+        validate(config)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"loss.clip_low": 1.5}, "loss.clip_low=1.5"),
+        ({"loss.w_min": 3.0}, "loss.w_min=3.0"),
+        ({"loss.utility": {"passs": 1.0}}, r"config.loss.utility\['passs'\]: no such label"),
+        ({"optimizer.learning_rate": -1.0}, "optimizer.learning_rate=-1.0"),
+        ({"optimizer.schedule": "linear"}, "optimizer.schedule='linear'"),
+        (
+            {"optimizer.schedule": "cosine", "optimizer.warmup_steps": 40},
+            "optimizer.warmup_steps=40 leaves nothing of a cosine over all 40 steps",
+        ),
+        ({"learner.prompts_per_micro": 0}, "learner.prompts_per_micro=0"),
+        ({"limits.max_new_tokens": 0}, "config.limits.max_new_tokens=0 must be at least 1"),
+        ({"limits.max_steps": 0}, "config.limits.max_steps=0 must be at least 1"),
+        ({"interface.max_cues": -1}, "max_cues=-1"),
+    ],
+)
+def test_bad_settings_of_the_parts_are_refused_before_the_policy_is_made(tmp_path, monkeypatch, changes, message):
+    monkeypatch.setattr("seal_jax.assembly.starting_policy", lambda *_: pytest.fail("the policy was made"))
+    config = default_config()
+    for key, value in changes.items():
+        config.update_from_flattened_dict({key: value})
+    validate(config)
+    with pytest.raises(ValueError, match=message) as error:
+        Run(config, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cosine_ends_with_the_run():
+    config = default_config()
+    config.optimizer.schedule, config.rounds, config.learner.minibatches = "cosine", 5, 2
+    assert learner_settings(config)["optimizer"].total_steps == 10
+    config.rounds, config.eval.test = 0, -1
+    learner_settings(config)  # a run that only evaluates takes no step
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"mesh.data": 2, "buckets.groups": (2, 4)}, "config.learner.prompts_per_micro=1 .*multiple of 2"),
+        (
+            {"mesh.fsdp": -1, "learner.prompts_per_micro": 8},
+            r"config.buckets.groups=\(1, 2, 4, 8, 16\) .*multiples of 8",
+        ),
+        ({"mesh.fsdp": 3}, "config.learner.prompts_per_micro=1 .*multiple of 3"),
+        ({"mesh.fsdp": 9}, r"config.mesh=\(1, 9, 1\) needs 9 devices but there are 8"),
+    ],
+)
+def test_sizes_that_do_not_divide_over_the_devices(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    validate(config)
+    with pytest.raises(ValueError, match=message) as error:
+        build_mesh(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_the_accelerator_recipes_fit_any_usual_number_of_devices(devices):
+    for backbone in ("qwen25_3b", "qwen25_7b", "toolace2_8b"):
+        config = bfcl.get_config(backbone)
+        config.mesh.fsdp = devices
+        mesh = build_mesh(config)
+        assert (1 if mesh is None else mesh.shape["fsdp"]) == devices
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda: 4)
+    with pytest.raises(ValueError, match="one of 4 processes"):
+        build_mesh(default_config())
+
+
+def test_dynamic_weights_take_no_utility():
+    config = default_config()
+    config.loss.reweight, config.loss.utility = "release", {"pass": 0.5}
+    with pytest.raises(ValueError, match="config.loss.utility has no effect with config.loss.reweight='release'"):
         validate(config)
 
 

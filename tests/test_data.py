@@ -70,9 +70,9 @@ def test_seed_changes_the_order_and_repeats_it():
 @pytest.mark.parametrize(
     ("n_tasks", "options", "message"),
     [
-        (0, {"batch_size": 1}, "task list is empty"),
-        (3, {"batch_size": 4}, "batch_size=4 is more than the 3 tasks"),
-        (3, {"batch_size": 0}, "batch_size=0"),
+        (0, {"batch_size": 1}, "no training tasks"),
+        (3, {"batch_size": 4}, "config.tasks_per_round=4 is more than the 3 training tasks"),
+        (3, {"batch_size": 0}, "config.tasks_per_round=0"),
         (8, {"batch_size": 3, "process_count": 2}, "does not divide over 2 processes"),
         (8, {"batch_size": 4, "process_count": 2, "process_index": 2}, "process_index=2"),
         (8, {"batch_size": 4, "seed": -1}, "seed=-1"),

@@ -1,21 +1,32 @@
 """The whole loop on a toy policy: it runs, it records, and a resumed run is the uninterrupted one."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 from configs import quickstart
+from seal_jax import loop
 from seal_jax.checkpoints import Checkpoints
 from seal_jax.config import validate
-from seal_jax.loop import evaluate_only, train
-from seal_jax.run import round_metrics
+from seal_jax.run import Run, round_metrics
 from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
 from seal_jax.types import Diagnosis, Step, Trajectory, Verdict
 
 #: The noise of the clock, and what a second process counts anew.
 UNSTABLE = ("time/", "seconds/", "count/", "memory/", "compilations")
+
+
+def train(config, workdir):
+    with Run(config, workdir) as run:
+        return loop.train(run)
+
+
+def evaluate_only(config, workdir):
+    with Run(config, workdir) as run:
+        return loop.evaluate_only(run)
 
 
 def toy(**changes):
@@ -79,7 +90,11 @@ def test_a_run_leaves_its_record(straight):
     workdir, summary = straight
     lines = list(read_jsonl(workdir / "metrics.jsonl"))
     assert [(x["round"], x["kind"]) for x in lines if x["kind"] == "train"] == [(1, "train"), (2, "train")]
-    assert sum(x["kind"] == "eval" for x in lines) == 2 + 2 + 2  # test and ood before, val twice, test and ood after
+    assert [x["round"] for x in lines if x["kind"] == "eval"] == [1, 2]  # val
+    best = Checkpoints(workdir / "checkpoints").best
+    assert best.round == 1  # a tie keeps the older round: what is reported is not the last one
+    assert [x["round"] for x in lines if x["kind"] == "report"] == [0, 0, 1, 1]  # test and ood, before and after
+    assert (summary["reported_round"], summary["validation"]) == (best.round, best.score)
     last = [x for x in lines if x["kind"] == "train"][-1]["metrics"]
     for name in ("train/success", "profile/pass", "loss/policy", "loss/kl", "time/decode", "count/compilations"):
         assert name in last
@@ -119,7 +134,7 @@ def test_resumed_is_uninterrupted(straight, tmp_path):
     for name in ("00001.train.jsonl.gz", "00002.train.jsonl.gz"):
         assert (straight[0] / "trajectories" / name).read_bytes() == (tmp_path / "trajectories" / name).read_bytes()
     states = [Checkpoints(w / "checkpoints") for w in (straight[0], tmp_path)]
-    hosts = [c.restore_host() for c in states]
+    hosts = [c._read_host(c.latest())["host"] for c in states]
     for key in ("batches", "interface", "profile", "weights", "before"):
         assert hosts[0][key] == hosts[1][key]
     assert states[0].best == states[1].best
@@ -127,8 +142,26 @@ def test_resumed_is_uninterrupted(straight, tmp_path):
 
 def test_a_finished_run_only_reports(straight):
     workdir, summary = straight
+    first = list(read_jsonl(workdir / "metrics.jsonl"))
     again = evaluate_only(toy(), workdir)
-    assert again["evaluations"] == summary["evaluations"]
+    for key in ("round", "reported_round", "validation", "evaluations", "before"):
+        assert again[key] == summary[key]
+    lines = list(read_jsonl(workdir / "metrics.jsonl"))
+    assert [(x["round"], x["kind"], x["metrics"].keys()) for x in lines] == [
+        (x["round"], x["kind"], x["metrics"].keys()) for x in first
+    ]
+
+
+def test_a_report_on_other_tasks_than_before_ends_with_a_note(straight, tmp_path, capsys):
+    workdir = shutil.copytree(straight[0], tmp_path / "copy")
+    summary = evaluate_only(toy(**{"eval.test": 1}), workdir)
+    shown = capsys.readouterr().out
+    assert "test: " in shown and "these tasks were not evaluated before training" in shown
+    assert (
+        set(summary["evaluations"])
+        == {"test", "ood"}
+        == set(json.loads((workdir / "summary.json").read_text())["before"])
+    )
 
 
 def test_a_workdir_of_another_config_is_refused(straight):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from seal_jax.types import TurnEvidence, Verdict
 
 #: The release's tags. `checker_error` and `gt_error` never enter a weight. Its `instance_mismatch` cannot occur: policy
-#: and reference always hold the same instances. `not_reached` is ours (see `release_labels`).
+#: and reference always hold the same instances.
 RELEASE_TAGS: tuple[str, ...] = (
     "pass",
     "correct_abstention",
@@ -23,7 +23,6 @@ RELEASE_TAGS: tuple[str, ...] = (
     "response_mismatch",
     "checker_error",
     "gt_error",
-    "not_reached",
 )
 #: Where each tag stands among this package's labels, so that a batch can carry the tags as label ids.
 TAG_TO_LABEL: Mapping[str, str] = {
@@ -35,24 +34,20 @@ TAG_TO_LABEL: Mapping[str, str] = {
     "response_mismatch": "response_mismatch",
     "checker_error": "env_error",
     "gt_error": "env_error",
-    "not_reached": "not_reached",
 }
 
 
-def release_labels(verdict: Verdict, *, tag_unreached: bool = True) -> tuple[str, ...]:
+def release_labels(verdict: Verdict) -> tuple[str, ...]:
     """One release tag per turn.
 
-    Args:
-      tag_unreached: the release pads an episode that ended early with empty turns, so a turn that was never opened is
-        tagged `correct_abstention` or `empty_turn_model_response`. False tags it `not_reached` instead.
+    The release pads an episode that ended early with empty turns, so a turn that was never opened is tagged
+    `correct_abstention` or `empty_turn_model_response`.
     """
-    return tuple(_tag(turn, tag_unreached) for turn in verdict.turns)
+    return tuple(_tag(turn) for turn in verdict.turns)
 
 
-def _tag(turn: TurnEvidence, tag_unreached: bool) -> str:
+def _tag(turn: TurnEvidence) -> str:
     results = [r for step in turn.steps for r in step.results]
-    if not turn.reached and not tag_unreached:
-        return "not_reached"
     if not all(r.answered for r in turn.reference_results):
         return "gt_error"
     if any(r.error == "env_error" for r in results):

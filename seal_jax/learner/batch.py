@@ -58,15 +58,15 @@ class Buckets:
         for name in ("prompt", "suffix"):
             sizes = getattr(self, name)
             if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
-                raise ValueError(f"{name}_buckets={sizes!r} must be positive, distinct and ascending")
+                raise ValueError(f"config.buckets.{name}={sizes!r} must be positive, distinct and ascending")
         if self.turns < 1:
-            raise ValueError(f"buckets.turns={self.turns} must be at least 1")
+            raise ValueError(f"Buckets(turns={self.turns}) must be at least 1")
 
     def prompt_for(self, length: int, what: str = "a prompt") -> int:
-        return _bucket(self.prompt, length, "prompt_buckets", what)
+        return _bucket(self.prompt, length, "config.buckets.prompt", what)
 
     def suffix_for(self, length: int, what: str = "a suffix") -> int:
-        return _bucket(self.suffix, length, "suffix_buckets", what)
+        return _bucket(self.suffix, length, "config.buckets.suffix", what)
 
 
 def _bucket(sizes: tuple[int, ...], length: int, name: str, what: str) -> int:
@@ -102,7 +102,9 @@ def _row(trajectory: Trajectory, strip: bool, turns: int) -> _Row:
             continue
         n, sampled = len(segment.ids), segment.source == "sampled"
         if not 0 <= segment.turn < turns:
-            raise ValueError(f"{_where(trajectory)}: turn {segment.turn} is not in 0..{turns - 1}; raise buckets.turns")
+            raise ValueError(
+                f"{_where(trajectory)}: turn {segment.turn} is not in 0..{turns - 1}; raise Buckets(turns=)"
+            )
         row.ids.extend(segment.ids)
         row.sampled.extend([sampled] * n)
         row.turns.extend([segment.turn] * n)
@@ -126,7 +128,7 @@ def label_ids(diagnosis: Diagnosis, turns: int, what: str = "a diagnosis") -> li
     """Label ids of the turns, padded with -1; excluded labels are -1 too."""
     names = diagnosis.names
     if len(names) > turns:
-        raise ValueError(f"{what} has {len(names)} labelled turns, more than buckets.turns={turns}; raise it")
+        raise ValueError(f"{what} has {len(names)} labelled turns, more than Buckets(turns={turns}); raise it")
     unknown = [name for name in names if name not in LABEL_ID]
     if unknown:
         raise ValueError(f"{what}: label {unknown[0]!r} is not one of {sorted(LABEL_ID)}")

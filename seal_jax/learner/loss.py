@@ -38,7 +38,6 @@ class LossSettings:
       row's token mean (what the reference release computes in effect, with one row per micro-batch).
     dual_clip: bound on -A * ratio for A < 0, in units of |A|; 0 turns it off.
     kl_max: ceiling on a token's k3 value (the gradient is 0 above it), as in verl; 0 turns it off.
-    apply_to: rows whose advantage has the other sign keep weight 1 (an option of the release).
     sign_aware: a failure label scales only negative advantages and a success label only positive ones (ours).
     normalize_weights: rescale so that reweighting moves advantage mass but does not change its sum (ours); needs
       `Denominators.weight_scale`.
@@ -55,7 +54,6 @@ class LossSettings:
     advantage_eps: float = 1e-6
     w_min: float = 0.5
     w_max: float = 2.0
-    apply_to: Literal["all", "positive_advantage", "negative_advantage"] = "all"
     sign_aware: bool = False
     normalize_weights: bool = False
     on_policy: bool = False
@@ -64,18 +62,19 @@ class LossSettings:
         for name, allowed in (
             ("reweight", ("none", "paper", "release", "turn")),
             ("aggregation", ("token-mean", "seq-mean-token-mean")),
-            ("apply_to", ("all", "positive_advantage", "negative_advantage")),
         ):
             if getattr(self, name) not in allowed:
-                raise ValueError(f"loss.{name}={getattr(self, name)!r} is not one of {allowed}")
+                raise ValueError(f"config.loss.{name}={getattr(self, name)!r} is not one of {allowed}")
         if not 0 <= self.clip_low < 1 or self.clip_high < 0:
-            raise ValueError(f"loss.clip_low={self.clip_low}, clip_high={self.clip_high}: need 0 <= low < 1, high >= 0")
+            raise ValueError(
+                f"config.loss.clip_low={self.clip_low}, clip_high={self.clip_high}: need 0 <= low < 1, high >= 0"
+            )
         if self.dual_clip != 0 and self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(f"loss.dual_clip={self.dual_clip} must be 0 (off) or above 1 + clip_high")
+            raise ValueError(f"config.loss.dual_clip={self.dual_clip} must be 0 (off) or above 1 + clip_high")
         if self.kl_coef < 0 or self.kl_max < 0:
-            raise ValueError(f"loss.kl_coef={self.kl_coef} and kl_max={self.kl_max} must not be negative")
+            raise ValueError(f"config.loss.kl_coef={self.kl_coef} and kl_max={self.kl_max} must not be negative")
         if not 0 <= self.w_min <= self.w_max:
-            raise ValueError(f"loss.w_min={self.w_min}, w_max={self.w_max}: need 0 <= w_min <= w_max")
+            raise ValueError(f"config.loss.w_min={self.w_min}, w_max={self.w_max}: need 0 <= w_min <= w_max")
 
 
 @struct.dataclass
@@ -132,10 +131,6 @@ def turn_weights(labels_bgt: Array, advantage_bg: Array, utility_z: Array, setti
         n_bg1 = jnp.sum(labelled_bgt, -1, keepdims=True)
         mean_bg1 = jnp.sum(jnp.where(labelled_bgt, rho_bgt, 0.0), -1, keepdims=True) / jnp.maximum(n_bg1, 1)
         w_bgt = jnp.where(n_bg1 > 0, jnp.clip(mean_bg1, settings.w_min, settings.w_max), 1.0)
-    if settings.apply_to == "positive_advantage":
-        w_bgt = jnp.where(sign_bg1 > 0, w_bgt, 1.0)
-    elif settings.apply_to == "negative_advantage":
-        w_bgt = jnp.where(sign_bg1 < 0, w_bgt, 1.0)
     return w_bgt
 
 
@@ -211,7 +206,7 @@ def seal_loss(
     weighted_bgt = advantage_bg[..., None]
     if settings.reweight != "none":
         if utility_z is None:
-            raise ValueError(f"loss.reweight={settings.reweight!r} needs utility_z, one value per label")
+            raise ValueError(f"config.loss.reweight={settings.reweight!r} needs utility_z, one value per label")
         w_bgt = turn_weights(batch.labels_bgt, advantage_bg, utility_z, settings)
         if settings.normalize_weights:
             w_bgt = w_bgt * denominators.weight_scale

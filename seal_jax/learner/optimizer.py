@@ -36,13 +36,14 @@ class OptimizerSettings:
         for name in ("learning_rate", "b1", "b2", "eps", "weight_decay", "clip_norm", "final_fraction"):
             value = float(getattr(self, name))
             if not math.isfinite(value) or value < 0:
-                raise ValueError(f"optimizer.{name}={value} must be finite and not negative")
+                raise ValueError(f"config.optimizer.{name}={value} must be finite and not negative")
             object.__setattr__(self, name, value)
         if self.schedule not in ("constant", "cosine"):
-            raise ValueError(f"optimizer.schedule={self.schedule!r} is not one of 'constant', 'cosine'")
+            raise ValueError(f"config.optimizer.schedule={self.schedule!r} is not one of 'constant', 'cosine'")
         if self.schedule == "cosine" and self.total_steps <= self.warmup_steps:
             raise ValueError(
-                f"optimizer.total_steps={self.total_steps} must exceed warmup_steps={self.warmup_steps} for a cosine"
+                f"config.optimizer.warmup_steps={self.warmup_steps} leaves nothing of a cosine over all "
+                f"{self.total_steps} steps; lower it, train more rounds, or set schedule='constant'"
             )
 
 

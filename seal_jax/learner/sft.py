@@ -39,7 +39,6 @@ class SftSettings:
     other_weight: weight of the suffix tokens that are not the assistant's (headers, user turns, observations).
     pool: batches of like length are cut from shuffled pools of this many batches, which avoids padding without
       training on the lengths in order.
-    max_steps: 0 = all epochs; otherwise the cosine ends there.
     """
 
     epochs: int = 6
@@ -52,18 +51,20 @@ class SftSettings:
     warmup_steps: int = 20
     other_weight: float = 0.1
     pool: int = 16
-    max_steps: int = 0
     log_every: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "rows_per_step", "group", "pool", "log_every"):
+        for name in ("epochs", "rows_per_step", "group"):
             if getattr(self, name) < 1:
-                raise ValueError(f"sft.{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"config.warm_start.{name}={getattr(self, name)} must be at least 1")
         if self.rows_per_step % self.group:
-            raise ValueError(f"sft.rows_per_step={self.rows_per_step} is not a multiple of sft.group={self.group}")
+            raise ValueError(
+                f"config.warm_start.rows_per_step={self.rows_per_step} is not a multiple of "
+                f"config.warm_start.group={self.group}"
+            )
         if self.other_weight < 0:
-            raise ValueError(f"sft.other_weight={self.other_weight} must not be negative")
+            raise ValueError(f"config.warm_start.other_weight={self.other_weight} must not be negative")
 
 
 def group_demonstrations(demos: Sequence[Trajectory], group: int) -> list[list[Trajectory]]:
@@ -129,11 +130,10 @@ def sft_train(
     G = whole.suffix_len_bg.shape[1]
     per_step = s.rows_per_step // s.group
     if mesh is not None:
-        check_batch(per_step, mesh, "sft.rows_per_step / sft.group")
+        check_batch(per_step, mesh, "config.warm_start.rows_per_step / group")
     longest_b = whole.suffix_len_bg.max(1) * G + whole.prompt_len_b
     rng = np.random.default_rng([s.seed, 0x5F7])
     plan = [b for _ in range(s.epochs) for b in epoch_batches(longest_b, per_step, s.pool, rng)]
-    plan = plan[: s.max_steps] if s.max_steps else plan
 
     warmup = min(s.warmup_steps, len(plan) - 1)
     tx = make_optimizer(
@@ -171,7 +171,9 @@ def sft_train(
             closing = metric_values(merge_metrics(jax.device_get(recent)))
             recent = []
             if not np.isfinite(closing["loss"]):
-                raise FloatingPointError(f"sft step {i + 1}: the loss is {closing['loss']}; lower sft.learning_rate")
+                raise FloatingPointError(
+                    f"sft step {i + 1}: the loss is {closing['loss']}; lower config.warm_start.learning_rate"
+                )
             if progress is not None:
                 progress(i + 1, len(plan), closing)
     seconds = time.perf_counter() - started

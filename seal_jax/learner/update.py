@@ -54,9 +54,9 @@ class UpdateSettings:
     def __post_init__(self) -> None:
         for name in ("minibatches", "epochs", "prompts_per_micro"):
             if getattr(self, name) < 1:
-                raise ValueError(f"update.{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"config.learner.{name}={getattr(self, name)} must be at least 1")
         if not self.temperature > 0:
-            raise ValueError(f"update.temperature={self.temperature} must be above 0: log-probs are those of sampling")
+            raise ValueError(f"config.temperature={self.temperature} must be above 0: log-probs are those of sampling")
 
 
 @struct.dataclass
@@ -156,9 +156,9 @@ class Learner:
         self.optimizer = optimizer if optimizer is not None else OptimizerSettings()
         self.settings = update if update is not None else UpdateSettings()
         if self.loss.on_policy and (self.settings.minibatches, self.settings.epochs) != (1, 1):
-            raise ValueError("loss.on_policy needs update.minibatches=1 and update.epochs=1: later steps are not")
+            raise ValueError("loss.on_policy needs learner.minibatches=1 and learner.epochs=1: later steps are not")
         if mesh is not None:
-            check_batch(self.settings.prompts_per_micro, mesh, "update.prompts_per_micro")
+            check_batch(self.settings.prompts_per_micro, mesh, "config.learner.prompts_per_micro")
         # With one step a round the old policy is the current one, and the scoring pass can be left out.
         if (self.settings.minibatches, self.settings.epochs) == (1, 1):
             self.loss = replace(self.loss, on_policy=True)
@@ -220,7 +220,7 @@ class Learner:
         started = time.perf_counter()
         s, n_groups = self.settings, len(batch.prompt_len_b)
         if n_groups < s.minibatches:
-            raise ValueError(f"update.minibatches={s.minibatches} exceeds the {n_groups} groups of the batch")
+            raise ValueError(f"config.learner.minibatches={s.minibatches} exceeds the {n_groups} groups of the batch")
         if self.loss.reweight != "none" and utility_z is None:
             raise ValueError(f"loss.reweight={self.loss.reweight!r} needs utility_z, one value per label")
         utility_z = np.asarray(0 if utility_z is None else utility_z, np.float32)

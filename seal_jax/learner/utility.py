@@ -32,7 +32,7 @@ RELEASE_UTILITY = PAPER_UTILITY
 
 def utility_vector(overrides: Mapping[str, float] | None = None) -> np.ndarray:
     """[Z] float32 rho over `LABELS`: the paper's values, ours where it has none; 1 (unused) for excluded labels."""
-    return _vector({**PAPER_UTILITY, **OUR_UTILITY, **(overrides or {})}, "utility")
+    return _vector({**PAPER_UTILITY, **OUR_UTILITY, **(overrides or {})}, "config.loss.utility")
 
 
 def _vector(values: Mapping[str, float], what: str) -> np.ndarray:

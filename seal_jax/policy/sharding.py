@@ -30,17 +30,19 @@ def make_mesh(shape: Sequence[int] = (1, 1, 1), devices: Sequence[jax.Device] | 
     devices = jax.devices() if devices is None else list(devices)
     shape = list(shape)
     if len(shape) != len(AXES) or any(n < 1 and n != -1 for n in shape) or shape.count(-1) > 1:
-        raise ValueError(f"mesh={tuple(shape)} is not three positive sizes for {AXES} (one may be -1)")
+        raise ValueError(f"config.mesh={tuple(shape)} is not three positive sizes for {AXES} (one may be -1)")
     if -1 in shape:
         rest = int(np.prod([n for n in shape if n != -1]))
         if len(devices) % rest:
             raise ValueError(
-                f"mesh={tuple(shape)}: {len(devices)} devices are not divisible by {rest}; change the fixed sizes"
+                f"config.mesh={tuple(shape)}: {len(devices)} devices do not divide by {rest}; change the fixed sizes"
             )
         shape[shape.index(-1)] = len(devices) // rest
     size = int(np.prod(shape))
     if size > len(devices):
-        raise ValueError(f"mesh={tuple(shape)} needs {size} devices but there are {len(devices)}; make it smaller")
+        raise ValueError(
+            f"config.mesh={tuple(shape)} needs {size} devices but there are {len(devices)}; make it smaller"
+        )
     return Mesh(np.asarray(devices[:size]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -92,11 +94,3 @@ def check_batch(size: int, mesh: Mesh, name: str = "batch") -> None:
             f"{name}={size} groups is not divisible by data*fsdp={ways} of the mesh; use a multiple of {ways} "
             "or a smaller mesh"
         )
-
-
-def shard_batch(batch: Any, mesh: Mesh) -> Any:
-    """A tree of [B, ...] arrays laid out on the mesh."""
-    leaves = jax.tree.leaves(batch)
-    for leaf in leaves:
-        check_batch(leaf.shape[0], mesh)
-    return jax.device_put(batch, batch_sharding(mesh))

@@ -54,16 +54,17 @@ class Collector:
           one list of `rollouts` trajectories per task, in the order of `tasks`.
         """
         cued = cued_rows(rollouts, exposure if interface.active else 0.0)
+        shown = interface if any(cued) else BARE  # inline cues stand in the prompt, which all rows share
         groups: list[list[Trajectory]] = []
         for wave in _chunks(tasks, self.engine.group_buckets[-1]):  # more tasks than fit at once are played in waves
-            prompts = [render_prompt(t, self.chat, self.tokenizer, interface) for t in wave]
+            prompts = [render_prompt(t, self.chat, self.tokenizer, shown) for t in wave]
             episodes = {
                 (b, g): Episode(
                     task,
                     self.suite.open(task),
                     self.chat,
                     self.tokenizer,
-                    interface,
+                    shown,
                     self.limits,
                     prompt_ids=prompts[b],
                     rollout=g,

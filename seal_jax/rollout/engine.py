@@ -67,10 +67,9 @@ class RolloutEngine:
 
     `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt
     tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction
-    may use beside the session's own. `vocab_size` guards against sampling ids the tokenizer lacks: it must be the
-    config's. `mesh`: groups are split over its data and fsdp axes; None follows the params. `unroll`: decode (and,
-    of shallow models, extend) with the layers unrolled, which compiles longer and runs faster on CPU; None does so on
-    CPU only.
+    may use beside the session's own. Ids from `config.vocab_size` on are never sampled. `mesh`: groups are split over
+    its data and fsdp axes; None follows the params. `unroll`: decode (and, of shallow models, extend) with the layers
+    unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
 
     def __init__(
@@ -83,16 +82,10 @@ class RolloutEngine:
         chunk_buckets: Sequence[int],
         group_buckets: Sequence[int],
         max_new_tokens: int,
-        vocab_size: int | None = None,
         row_buckets: Sequence[int] = (),
         mesh: Mesh | None = None,
         unroll: bool | None = None,
     ):
-        if vocab_size is not None and vocab_size != config.vocab_size:
-            raise ValueError(
-                f"engine.vocab_size={vocab_size} but policy.vocab_size={config.vocab_size}; training and sampling must "
-                "mask the same ids: use dataclasses.replace(config, vocab_size=...) for both"
-            )
         if not stop_ids or any(not 0 <= i < config.vocab_size for i in stop_ids):
             raise ValueError(
                 f"engine.stop_ids={tuple(stop_ids)} must be one or more ids below vocab_size={config.vocab_size}"
@@ -341,19 +334,11 @@ class Session:
         self._capacity = 0
 
     # --- what the host can ask ---------------------------------------------------------------------------------------
-    def length(self, row: Row) -> int:
-        """Tokens of the row so far: prompt and suffix, the pending one included."""
-        return self.prompt_len[row[0]] + self._suffix_length(row)
-
     def room(self, row: Row) -> int:
         """Tokens the row can still take, fed and sampled together."""
         suffix = self._suffix_length(row)
         positions = self.engine.config.max_position - self.prompt_len[row[0]]
         return min(self.engine.suffix_buckets[-1], positions) - suffix
-
-    @property
-    def live(self) -> frozenset[Row]:
-        return frozenset(self._place)
 
     def _suffix_length(self, row: Row) -> int:
         if row not in self._written:

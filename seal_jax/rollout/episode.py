@@ -41,6 +41,11 @@ class Limits:
     retry_malformed: bool = True  # a malformed message gets an error reply and another try; else it ends the turn
     enforce_available: bool = True  # a call to a tool that is not offered (yet) is rejected, not executed
 
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "max_steps_per_turn", "max_steps", "max_observation_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"config.limits.{name}={getattr(self, name)} must be at least 1")
+
 
 class Episode:
     """Plays one rollout of one task.

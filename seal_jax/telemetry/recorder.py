@@ -34,7 +34,8 @@ class RunRecorder:
       workdir: a local folder (created).
       first_round: the first round that this process will play. Whatever an earlier process wrote for this round or a
         later one is dropped first, so a resumed run holds each round once. Record all of a round before saving its
-        checkpoint; a resume from round r then starts with first_round = r + 1.
+        checkpoint; a resume from round r then starts with first_round = r + 1. The reports after training (kind
+        "report", round > 0) are dropped too: the run makes them anew at its end, perhaps of another round.
       trajectories_per_round: at most so many rows are kept per round and kind, evenly spaced; None keeps all.
       tensorboard: also write event files.
       enabled: False makes every method do nothing (all processes but the first).
@@ -65,7 +66,8 @@ class RunRecorder:
             _cut_back(self.workdir / name, first_round)
             self._files[name] = (self.workdir / name).open("a", encoding="utf-8")
         for path in (self.workdir / "trajectories").iterdir():
-            if not path.name[:5].isdigit() or int(path.name[:5]) >= first_round:
+            number, kind, *_ = (path.name + ".").split(".")
+            if not number.isdigit() or not _kept(int(number), kind, first_round):
                 path.unlink()
         if tensorboard:
             self._open_board()
@@ -74,7 +76,8 @@ class RunRecorder:
     def record(
         self, round: int, values: Mapping[str, Any], *, kind: str = "train", cues: Sequence[str] | None = None
     ) -> None:
-        """Appends one line of metrics; see `seal_jax.telemetry` for the names. `kind` is "train" or "eval".
+        """Appends one line of metrics; see `seal_jax.telemetry` for the names. `kind` is "train", "eval" (a
+        validation) or "report" (the reported splits, before and after training).
 
         `cues` are the cues that were active in this round (the figures draw them).
         """
@@ -262,11 +265,16 @@ def _number(name: str, value: Any) -> float | int:
     return value
 
 
+def _kept(round: int, kind: str | None, first_round: int) -> bool:
+    """Whether a resume keeps what was written for a round; see `RunRecorder`."""
+    return round < first_round and not (kind == "report" and round > 0)
+
+
 def _cut_back(path: Path, first_round: int) -> None:
-    """Drops the lines of `first_round` and later, and a last line that a crash cut short."""
+    """Drops the lines that are not kept, and a last line that a crash cut short."""
     if not path.exists():
         return
-    kept = [line for line in read_jsonl(path) if line["round"] < first_round]
+    kept = [line for line in read_jsonl(path) if _kept(line["round"], line.get("kind"), first_round)]
     scratch = path.with_name(path.name + ".tmp")
     scratch.write_text("".join(_line(line) for line in kept), encoding="utf-8")
     scratch.replace(path)

@@ -60,10 +60,10 @@ def test_sum_of_a_mask_is_never_a_length():
     [
         (trajectory(segment("sampled", [1]), task="tX"), "tX.*must open with a token that was not sampled"),
         (trajectory(task="tX"), "tX.*must open"),
-        (trajectory(segment("template", range(40)), task="tX"), "tX.*40 tokens.*suffix_buckets.*add a larger"),
-        (trajectory(segment("template", [1]), task="tX", prompt=range(9)), "tX.*9 tokens.*prompt_buckets"),
+        (trajectory(segment("template", range(40)), task="tX"), "tX.*40 tokens.*config.buckets.suffix.*add a larger"),
+        (trajectory(segment("template", [1]), task="tX", prompt=range(9)), "tX.*9 tokens.*config.buckets.prompt"),
         (trajectory(segment("template", [1]), task="tX", prompt=()), "tX.*prompt is empty"),
-        (trajectory(segment("template", [1], turn=4), task="tX"), "tX.*turn 4.*raise buckets.turns"),
+        (trajectory(segment("template", [1], turn=4), task="tX"), "tX.*turn 4.*raise Buckets"),
     ],
 )
 def test_bad_trajectories_name_their_task(bad, match):

@@ -77,7 +77,7 @@ def test_schedule():
 def test_bad_settings():
     with pytest.raises(ValueError, match="optimizer.learning_rate"):
         OptimizerSettings(learning_rate=float("nan"))
-    with pytest.raises(ValueError, match="total_steps=0"):
+    with pytest.raises(ValueError, match="warmup_steps=0 leaves nothing of a cosine over all 0 steps"):
         OptimizerSettings(schedule="cosine")
     with pytest.raises(ValueError, match="schedule='linear'"):
         OptimizerSettings(schedule="linear")

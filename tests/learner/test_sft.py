@@ -71,7 +71,7 @@ def test_clones_and_reports():
 def test_bad_input():
     with pytest.raises(ValueError, match="no demonstrations"):
         sft_train(None, toy_params(), [], buckets=BUCKETS, logp_fn=toy_logp)
-    with pytest.raises(ValueError, match="rows_per_step=6 is not a multiple of sft.group=4"):
+    with pytest.raises(ValueError, match="rows_per_step=6 is not a multiple of config.warm_start.group=4"):
         SftSettings(rows_per_step=6, group=4)
     bad = toy_params()
     bad["head_dv"] = bad["head_dv"] * np.nan

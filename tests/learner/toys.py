@@ -141,8 +141,6 @@ def numpy_loss(logp, batch: Batch, s, rho) -> tuple[float, np.ndarray]:
                 elif s.reweight == "turn":
                     z = batch.labels_bgt[b, g, batch.turn_id_bgs[b, g, t]]
                     w = np.clip(value_of(z), s.w_min, s.w_max) if z >= 0 and z not in excluded else 1.0
-                if (s.apply_to == "positive_advantage" and A <= 0) or (s.apply_to == "negative_advantage" and A >= 0):
-                    w = 1.0
                 wA, coef = w * A, 1 / tokens
                 if s.aggregation == "seq-mean-token-mean":
                     coef = 1 / (on[b, g].sum() * rows)

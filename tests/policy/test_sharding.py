@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.model import init_params, token_logp
-from seal_jax.policy.sharding import make_mesh, param_shardings, param_spec, shard_batch, shard_params
+from seal_jax.policy.sharding import batch_sharding, check_batch, make_mesh, param_shardings, param_spec, shard_params
 
 CONFIG = PolicyConfig.tiny(29, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4, d_ff=24)
 needs_eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (forced) devices")
@@ -58,7 +58,9 @@ def test_token_logp_on_a_mesh_equals_one_device():
 
     gradient, logp = step(params, *batch())
     mesh = make_mesh((2, 2, 2))
-    sharded_gradient, sharded_logp = step(shard_params(CONFIG, params, mesh), *shard_batch(batch(), mesh))
+    sharded_gradient, sharded_logp = step(
+        shard_params(CONFIG, params, mesh), *jax.device_put(batch(), batch_sharding(mesh))
+    )
     np.testing.assert_allclose(sharded_logp, logp, atol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), sharded_gradient, gradient)
 
@@ -71,7 +73,7 @@ def test_what_cannot_be_split_is_named_before_compiling():
     with pytest.raises(ValueError, match="embed_vd: dimension d=18 is not divisible by mesh axis fsdp=4"):
         init_params(dataclasses.replace(CONFIG, d_model=18), 0, make_mesh((1, 4, 1)))
     with pytest.raises(ValueError, match="batch=4 groups is not divisible by data"):
-        shard_batch(batch(), make_mesh((8, 1, 1)))
+        check_batch(4, make_mesh((8, 1, 1)))
 
 
 def test_meshes():

@@ -96,6 +96,19 @@ def test_resume_drops_the_rounds_to_be_played_again(tmp_path):
     assert Counter(step for _, step, _ in scalars(tmp_path / "tb")) == Counter(range(6))
 
 
+def test_resume_drops_the_reports_after_training_and_keeps_those_before(tmp_path):
+    with RunRecorder(tmp_path) as recorder:
+        for r, kind in ((0, "report"), (1, "train"), (1, "eval"), (2, "train"), (1, "report")):
+            recorder.record(r, {"x": r}, kind=kind)
+            recorder.trajectories(r, [make_row()], kind="report.test" if kind == "report" else kind)
+    with RunRecorder(tmp_path, first_round=3):
+        pass
+    kept = [(x["round"], x["kind"]) for x in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert kept == [(0, "report"), (1, "train"), (1, "eval"), (2, "train")]
+    names = sorted(p.name.removesuffix(".jsonl.gz") for p in (tmp_path / "trajectories").iterdir())
+    assert names == ["00000.report.test", "00001.eval", "00001.train", "00002.train"]
+
+
 def scalars(folder):
     """(tag, step, value) of every scalar in the event files, read without TensorFlow."""
     from tensorboardX.proto.event_pb2 import Event
