@@ -33,7 +33,7 @@ class Batch:
     turn_id_bgs: Any  # int32; user turn the token belongs to, -1 on padding
     cue_mask_bgs: Any  # bool; added by the interface
     sample_logp_bgs: Any  # float32; recorded at sampling, NaN where the context has been changed since (stripped rows)
-    old_logp_bgs: Any  # float32; recomputed by the trainer before the first step of a round
+    old_logp_bgs: Any  # float32; recomputed by the trainer before a round's first step; NaN: that of the current policy
     ref_logp_bgs: Any  # float32; frozen reference policy
     reward_bg: Any  # float32; the verifier's 0/1
     labels_bgt: Any  # int32; -1 = no such turn, or excluded
@@ -221,7 +221,7 @@ def make_batch(
         turn_id_bgs=turn_id_bgs,
         cue_mask_bgs=cue_mask_bgs,
         sample_logp_bgs=sample_logp_bgs,
-        old_logp_bgs=np.zeros((B, G, S), np.float32),
+        old_logp_bgs=np.full((B, G, S), np.nan, np.float32),
         ref_logp_bgs=np.zeros((B, G, S), np.float32),
         reward_bg=reward_bg,
         labels_bgt=labels_bgt,

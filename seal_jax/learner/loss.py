@@ -41,7 +41,6 @@ class LossSettings:
     sign_aware: a failure label scales only negative advantages and a success label only positive ones (ours).
     normalize_weights: rescale so that reweighting moves advantage mass but does not change its sum (ours); needs
       `Denominators.weight_scale`.
-    on_policy: the old log-probs are the current ones; right only if each row is used for one single step.
     """
 
     reweight: Literal["none", "paper", "release", "turn"] = "none"
@@ -56,7 +55,6 @@ class LossSettings:
     w_max: float = 2.0
     sign_aware: bool = False
     normalize_weights: bool = False
-    on_policy: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -200,7 +198,9 @@ def seal_loss(
     """
     mask_bgs = batch.loss_mask_bgs & batch.row_mask_bg[..., None]
     logp_bgs = jnp.where(mask_bgs, logp_bgs.astype(jnp.float32), 0.0)
-    old_bgs = jax.lax.stop_gradient(logp_bgs) if settings.on_policy else jnp.where(mask_bgs, batch.old_logp_bgs, 0.0)
+    unscored_bgs = jnp.isnan(batch.old_logp_bgs)  # by a round's first step: there the old policy is the current one
+    old_bgs = jnp.where(unscored_bgs, jax.lax.stop_gradient(logp_bgs), batch.old_logp_bgs)
+    old_bgs = jnp.where(mask_bgs, old_bgs, 0.0)
 
     advantage_bg = group_advantage(batch.reward_bg, batch.reward_mask_bg, settings.advantage_eps)
     weighted_bgt = advantage_bg[..., None]

@@ -155,14 +155,8 @@ class Learner:
         self.loss = loss if loss is not None else LossSettings()
         self.optimizer = optimizer if optimizer is not None else OptimizerSettings()
         self.settings = update if update is not None else UpdateSettings()
-        if self.loss.on_policy and (self.settings.minibatches, self.settings.epochs) != (1, 1):
-            raise ValueError("loss.on_policy needs learner.minibatches=1 and learner.epochs=1: later steps are not")
         if mesh is not None:
             check_batch(self.settings.prompts_per_micro, mesh, "config.learner.prompts_per_micro")
-        # With one step a round the old policy is the current one, and the scoring pass can be left out.
-        if (self.settings.minibatches, self.settings.epochs) == (1, 1):
-            self.loss = replace(self.loss, on_policy=True)
-
         self._tx = make_optimizer(self.optimizer)
         self.state = init_state(params, self._tx, mesh)
         shardings = state_shardings(self.state.params, self._tx, mesh)
@@ -227,19 +221,22 @@ class Learner:
 
         skip = s.skip_zero_advantage and not self.loss.kl_coef
         live_b = informative(batch) if skip else np.ones(n_groups, bool)
-        if not self.loss.on_policy:
-            batch = replace(batch, old_logp_bgs=self.score(self.params, batch, np.flatnonzero(live_b)))
+        rng = np.random.default_rng([s.seed, round])
+        steps = [
+            (f"round {round}, epoch {epoch}, mini-batch {i}", prompts)
+            for epoch in range(s.epochs)
+            for i, prompts in enumerate(np.array_split(rng.permutation(n_groups), s.minibatches))
+        ]
+        # In the first step the old policy is the current one: only what later steps use has to be scored.
+        later_b = np.isin(np.arange(n_groups), [b for _, prompts in steps[1:] for b in prompts])
+        old_bgs = self.score(self.params, batch, np.flatnonzero(live_b & later_b))
+        batch = replace(batch, old_logp_bgs=np.where(later_b[:, None, None], old_bgs, np.float32(np.nan)))
         if self.reference is not None:
             batch = replace(batch, ref_logp_bgs=self.score(self.reference, batch, np.flatnonzero(live_b)))
         scored = time.perf_counter()
 
-        rng = np.random.default_rng([s.seed, round])
-        parts: list[Any] = []
         counts: Counter[str] = Counter()
-        for epoch in range(s.epochs):
-            for i, prompts in enumerate(np.array_split(rng.permutation(n_groups), s.minibatches)):
-                where = f"round {round}, epoch {epoch}, mini-batch {i}"
-                parts.append(self._step(batch, prompts, live_b, utility_z, where, counts))
+        parts = [self._step(batch, prompts, live_b, utility_z, where, counts) for where, prompts in steps]
         metrics = metric_values(merge_metrics(parts))
 
         done = time.perf_counter()

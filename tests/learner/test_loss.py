@@ -231,15 +231,18 @@ def test_ratio_is_per_token():
 def test_positive_advantage_has_a_gradient():
     """mlx-lm-lora#50: with no KL and ratio 1 the gradient is not zero and raises the positive row's log-probs."""
     batch = tiny(np.ones((1, 2, 2)), [[0, 1]])
-    for on_policy in (False, True):
-        _, grad, _ = value_and_grad(np.zeros((1, 2, 2)), batch, LossSettings(on_policy=on_policy))
+    for old in (0.0, np.nan):
+        batch = batch.replace(old_logp_bgs=np.full((1, 2, 2), old, np.float32))
+        _, grad, _ = value_and_grad(np.zeros((1, 2, 2)), batch, LossSettings())
         assert (grad[0, 1] < 0).all() and (grad[0, 0] > 0).all()
 
 
-def test_first_step_is_the_same_with_on_policy():
+def test_unscored_old_policy_is_the_current_one():
     logp, batch = random_batch(4)
-    batch = batch.replace(old_logp_bgs=logp)
-    a, b = (value_and_grad(logp, batch, LossSettings(reweight="turn", on_policy=x)) for x in (False, True))
+    a, b = (
+        value_and_grad(logp, batch.replace(old_logp_bgs=old), LossSettings(reweight="turn"))
+        for old in (logp, np.full_like(logp, np.nan))
+    )
     assert a[0] == b[0] and (a[1] == b[1]).all()
 
 

@@ -251,8 +251,6 @@ def test_bad_input():
         learner(minibatches=3).update(some_batch((1, 2)), round=0)
     with pytest.raises(ValueError, match="needs utility_z"):
         learner(loss=LossSettings(reweight="paper")).update(some_batch(), round=0)
-    with pytest.raises(ValueError, match="on_policy"):
-        learner(loss=LossSettings(on_policy=True), minibatches=2)
     with pytest.raises(ValueError, match="config.temperature=0"):
         UpdateSettings(temperature=0)
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), toy_params())
