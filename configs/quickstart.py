@@ -40,7 +40,7 @@ def get_config(start: str = "cloned") -> ConfigDict:
     c.limits.max_new_tokens = 32
     c.limits.max_observation_tokens = 64
 
-    c.rounds = 30
+    c.rounds = 36
     c.tasks_per_round = 16
     c.rollouts = 8
     c.stop_failed_turns = True
