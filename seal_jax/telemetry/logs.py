@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
@@ -16,7 +17,9 @@ class _OursOrWarning(logging.Filter):
 
 
 def quiet_libraries() -> None:
-    """Drops INFO lines of other packages from absl's handler. Call it once, at the start of main."""
+    """Drops INFO lines of other packages from absl's handler, and the hint of transformers that PyTorch is absent: that
+    is as it should be. Call it once, at the start of main."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from absl import logging as absl_logging
 
     handler = absl_logging.get_absl_handler()
