@@ -34,7 +34,7 @@ def get_config(start: str = "cloned") -> ConfigDict:
 
     # Prompts have 120-180 tokens, reference rows up to 330. Few buckets: here a compilation costs as much as a round.
     c.buckets.prompt = (192,)
-    c.buckets.suffix, c.buckets.cache = (192, 256, 320, 384), (384,)
+    c.buckets.suffix, c.buckets.act_in_last = (192, 256, 320, 384), True
     c.buckets.chunk = (16,)
     c.buckets.groups, c.buckets.rows = (16, 64), (2, 4)
     c.limits.max_new_tokens = 32

@@ -157,7 +157,7 @@ def build_collector(
         policy.config,
         stop_ids=[tokenizer.token_id(t) for t in chat.stop_tokens],
         prompt_buckets=config.buckets.prompt,
-        suffix_buckets=config.buckets.cache or config.buckets.suffix,
+        suffix_buckets=config.buckets.suffix[-1:] if config.buckets.act_in_last else config.buckets.suffix,
         chunk_buckets=config.buckets.chunk,
         group_buckets=config.buckets.groups,
         row_buckets=config.buckets.rows,

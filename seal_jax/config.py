@@ -46,7 +46,7 @@ def default_config() -> ConfigDict:
     c.buckets = ConfigDict()
     c.buckets.prompt = (512,)  # tokens of tools + system + first user message
     c.buckets.suffix = (128, 256, 512)  # tokens after the prompt; the last is the hard limit of an episode
-    c.buckets.cache = ()  # the same while acting, where a compilation costs more and padding less; () = as `suffix`
+    c.buckets.act_in_last = False  # act with the last suffix size only: fewer programs to compile, more padding
     c.buckets.chunk = (16, 64)  # tokens fed between two messages (observation, next user turn)
     c.buckets.groups = (1, 2, 4, 8, 16)  # prompts per device call
     c.buckets.rows = ()  # rows of a prompt, beside `rollouts`, that live rows may be packed into as others finish
@@ -172,15 +172,11 @@ def validate(config: ConfigDict) -> None:
             f"config.interface.strip_in_update needs bare and cued rows in each group, but "
             f"config.interface.exposure={exposure}; set it to 0.5"
         )
-    for name, sizes in config.buckets.items():
-        empty = not sizes and name not in ("rows", "cache")
+    for name in ("prompt", "suffix", "chunk", "groups", "rows"):
+        sizes = config.buckets[name]
+        empty = not sizes and name != "rows"
         if empty or list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
             raise ValueError(f"config.buckets.{name}={tuple(sizes)} must be positive and ascending, e.g. (128, 256)")
-    if config.buckets.cache and config.buckets.cache[-1] != config.buckets.suffix[-1]:
-        raise ValueError(
-            f"config.buckets.cache={tuple(config.buckets.cache)} must end like config.buckets.suffix="
-            f"{tuple(config.buckets.suffix)}: both hold the longest row"
-        )
     if config.tasks_per_round % config.learner.minibatches:
         raise ValueError(
             f"config.tasks_per_round={config.tasks_per_round} is not divisible by "

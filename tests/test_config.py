@@ -52,7 +52,6 @@ def test_arguments_of_recipes_are_checked():
         ("interface.placement", "inline", "cannot be met; set exposure=1.0 or placement='note'"),
         ("interface.components", ("cap", "nap"), r"config.interface.components holds \['nap'\]"),
         ("buckets.suffix", (256, 128), "must be positive and ascending"),
-        ("buckets.cache", (256,), "must end like config.buckets.suffix"),
         ("eval.every", 2, "config.eval.every=2 validates on val, but config.eval.val=0"),
         ("eval.every", -1, "config.eval.every=-1: must be at least 0"),
         ("eval.test", -2, "config.eval.test=-2: must be at least -1"),
