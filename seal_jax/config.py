@@ -1,11 +1,13 @@
 """Every setting of a run, its default and its meaning; and the checks that run before anything compiles.
 
 A recipe in `configs/` starts from `default_config()` and changes what it must. The config is locked: an unknown key is
-an error. `validate` refuses contradictory values with one line that names the field, the value and the mend.
+an error, except in the mappings of `OPEN`. `validate` refuses contradictory values with one line that names the field,
+the value and the mend.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +17,8 @@ from seal_jax.envs.toolbox.teacher import Habits
 
 REWEIGHTS = ("none", "paper", "release", "turn")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean")
+#: Mappings that take any key here; the part of the run that they are for checks them.
+OPEN = ("suite_options", "policy.overrides", "interface.activate", "interface.retire", "loss.utility")
 
 
 def default_config() -> ConfigDict:
@@ -118,11 +122,15 @@ def default_config() -> ConfigDict:
 
     c.checkpoint = ConfigDict({"every": 5, "keep": 2})
     c.trajectories_logged = 8  # per round, written whole to trajectories/
+    c.lock()
+    for key in OPEN:
+        lookup(c, key).unlock()
     return c
 
 
 def validate(config: ConfigDict) -> None:
     """Raises ValueError, one line, on the first value that cannot work. Needs no device and compiles nothing."""
+    check_types(config, default_config())
     at_least(config, "rounds", 0)
     for key in ("tasks_per_round", "learner.minibatches", "checkpoint.every", "checkpoint.keep"):
         at_least(config, key, 1)
@@ -190,6 +198,35 @@ def validate(config: ConfigDict) -> None:
             f"config.warm_start.enabled needs demonstrations, and config.suite={config.suite!r} has no teacher; "
             "set config.warm_start.enabled=False"
         )
+
+
+def check_types(config: ConfigDict, default: ConfigDict, at: str = "config") -> None:
+    """The keys and types of `default`, and no number that is not finite: a lock alone lets None pass, and a mapping
+    that is replaced whole."""
+    for key in sorted(set(config) ^ set(default)):
+        what = "is not known" if key in config else "is missing"
+        raise ValueError(f"{at}.{key} {what}; there are {sorted(default)}")
+    for key, like in default.items():
+        value, name = config[key], f"{at}.{key}"
+        if not isinstance(value, type(like)) or (isinstance(value, bool) and not isinstance(like, bool)):
+            raise ValueError(f"{name}={value!r} must be of type {type(like).__name__}, e.g. {like!r}")
+        if name.removeprefix("config.") in OPEN:
+            check_finite(name, value.to_dict())
+        elif isinstance(value, ConfigDict):
+            check_types(value, like, name)
+        else:
+            check_finite(name, value)
+            element = str if name.startswith("config.interface.") else int
+            if isinstance(value, tuple) and any(type(x) is not element for x in value):
+                raise ValueError(f"{name}={value!r} must hold {element.__name__} only")
+
+
+def check_finite(name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_finite(f"{name}.{key}", inner)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name}={value} is not a finite number; set it to one")
 
 
 def at_least(config: ConfigDict, key: str, low: int) -> None:

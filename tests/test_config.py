@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ml_collections import ConfigDict
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax import main
@@ -158,9 +159,46 @@ def test_dynamic_weights_take_no_utility():
         validate(config)
 
 
-def test_the_config_is_locked():
-    with pytest.raises(AttributeError):
-        default_config().lock().learning_rate = 1.0
+def test_the_config_is_locked_except_for_its_open_mappings():
+    config = default_config()
+    for place in (config, config.buckets, config.warm_start.habits):
+        with pytest.raises(AttributeError):
+            place.learning_rate = 1.0
+    config.suite_options.train = 2
+    config.policy.overrides = {"d_model": 16}
+    config.loss.utility["pass"] = 0.5
+    validate(config)
+
+
+def test_a_mapping_that_a_recipe_replaces_is_checked():
+    config = default_config()
+    config.mesh = ConfigDict({"data": 1, "fspd": 1, "tensor": 1})
+    with pytest.raises(ValueError, match="config.mesh.fsdp is missing|config.mesh.fspd is not known") as error:
+        validate(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key, value, message",
+    [
+        ("buckets.prompt", ("a",), r"config.buckets.prompt=\('a',\) must hold int only"),
+        ("buckets.chunk", (1.5,), r"config.buckets.chunk=\(1.5,\) must hold int only"),
+        ("buckets.suffix", None, "config.buckets.suffix=None must be of type tuple"),
+        ("interface.pinned", (3,), r"config.interface.pinned=\(3,\) must hold str only"),
+        ("rounds", None, "config.rounds=None must be of type int"),
+        ("optimizer.learning_rate", float("inf"), "config.optimizer.learning_rate=inf is not a finite number"),
+        ("loss.dual_clip", float("nan"), "config.loss.dual_clip=nan is not a finite number"),
+        ("loss.w_max", float("inf"), "config.loss.w_max=inf is not a finite number"),
+        ("temperature", float("inf"), "config.temperature=inf is not a finite number"),
+        ("loss.utility", {"pass": float("nan")}, "config.loss.utility.pass=nan is not a finite number"),
+    ],
+)
+def test_wrong_types_and_numbers_that_are_not_finite(key, value, message):
+    config = default_config()
+    config.update_from_flattened_dict({key: value})
+    with pytest.raises(ValueError, match=message) as error:
+        validate(config)
+    assert "\n" not in str(error.value)
 
 
 def run_main(*args):
