@@ -12,12 +12,48 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
+
+
+class RecipeError(Exception):
+    """A recipe that does not load. (Not a ValueError: absl would print its usage text around it.)"""
+
+
+def load_recipe(argument: str) -> ConfigDict:
+    """The config of FILE.py or FILE.py:ARGUMENT; RecipeError, one line, for whatever is wrong with it."""
+    path, *options = argument.split(":", 1)
+    if not Path(path).is_file():
+        raise RecipeError(f"{path}: {'is a folder' if Path(path).is_dir() else 'there is no such file'}")
+    loader = SourceFileLoader("recipe", path)
+    module = module_from_spec(spec_from_loader("recipe", loader))
+    sys.modules["recipe"] = module
+    try:
+        loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise RecipeError(f"{path}: it has no get_config()")
+        config = module.get_config(*options)
+    except RecipeError:
+        raise
+    except SyntaxError as error:
+        raise RecipeError(f"{error.filename}: line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        where = f"{path}: line {lines[-1]}" if lines else path
+        what = " ".join(str(error).split()).split(" Other fields present")[0].replace("'Key ", "Key ")
+        raise RecipeError(f"{where}: {type(error).__name__}: {what}") from error
+    if not isinstance(config, ConfigDict):
+        raise RecipeError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
+    return config.lock()
+
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The recipe, e.g. configs/quickstart.py", lock_config=True)
+flags.FLAGS["config"].parser.parse = load_recipe  # whose own parser answers with 40 lines of traceback
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if it exists.")
 _MODE = flags.DEFINE_enum(
     "mode",
@@ -49,7 +85,7 @@ def main(argv: list[str]) -> None:
     try:
         validate(_CONFIG.value)
         job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.
         if flags.FLAGS.showtraceback:
             raise
@@ -70,6 +106,11 @@ def parse(argv: list[str]) -> list[str]:
     """absl's flag parser, with one line instead of a traceback for a recipe or a setting that is not there."""
     try:
         return app.parse_flags_with_usage(argv)
+    except RecipeError as error:
+        if "--showtraceback" in argv:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except (AttributeError, KeyError, ValueError, TypeError, OSError) as error:
         what = " ".join(str(error).split()).strip("\"'")
         if isinstance(error, AttributeError | KeyError):

@@ -220,6 +220,47 @@ def test_the_command_line_answers_in_one_line(tmp_path, flag, message):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    "recipe, message",
+    [
+        (None, "recipe.py: there is no such file"),
+        ("def get_config(:\n", "recipe.py: line 1: invalid syntax"),
+        ("import no_such_module\n", "recipe.py: line 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = 1\n", "recipe.py: it has no get_config()"),
+        ("def get_config():\n    pass\n", "recipe.py: get_config() returned NoneType, not a ConfigDict"),
+        ("def get_config():\n    raise RuntimeError('a\\nb')\n", "recipe.py: line 2: RuntimeError: a b"),
+        (
+            "from seal_jax.config import default_config\ndef get_config():\n    c = default_config()\n    c.lr = 3\n",
+            'recipe.py: line 4: AttributeError: Key "lr" does not exist',
+        ),
+        (
+            "from seal_jax.config import default_config\ndef get_config():\n    default_config().seed = 'a'\n",
+            "recipe.py: line 3: TypeError: Could not override field 'seed'",
+        ),
+    ],
+)
+def test_a_recipe_that_does_not_load_is_one_line(tmp_path, recipe, message):
+    path = tmp_path / "recipe.py"
+    if recipe is not None:
+        path.write_text(recipe)
+    with pytest.raises(main.RecipeError) as error:
+        main.load_recipe(str(path))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_recipe_that_is_a_folder_or_lacks_its_argument_is_one_line(tmp_path):
+    with pytest.raises(main.RecipeError, match="is a folder"):
+        main.load_recipe(str(tmp_path))
+    with pytest.raises(main.RecipeError, match="configs/quickstart.py:foo is not known; choose cloned or scratch$"):
+        main.load_recipe(str(ROOT / "configs/quickstart.py:foo"))
+
+
+def test_the_command_line_names_a_broken_recipe_in_one_line(tmp_path):
+    done = run_main("--config=configs/quickstart.py:foo", f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "configs/quickstart.py:foo is not known; choose cloned or scratch" in done.stderr
+
+
 @pytest.mark.parametrize("option", ["tran", "language_hint"])
 def test_a_misspelt_suite_option_is_named(option):
     with pytest.raises(ValueError, match=rf"config.suite_options holds \['{option}'\].*'ood', 'seed'") as error:
@@ -227,13 +268,15 @@ def test_a_misspelt_suite_option_is_named(option):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("during", ["validate", "start", "training"])
+@pytest.mark.parametrize("during", ["validate", "start", "disk", "training"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatch, capsys, during, mode):
     class Run:
         def __init__(self, config, workdir):
             if during == "start":
                 raise ValueError("no such folder")
+            if during == "disk":
+                raise NotADirectoryError(20, "Not a directory", str(workdir))
 
         def __enter__(self):
             raise ValueError("broken in round 7")
