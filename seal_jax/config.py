@@ -170,6 +170,18 @@ def validate(config: ConfigDict) -> None:
     exposure = config.interface.exposure
     if not 0.0 <= exposure <= 1.0:
         raise ValueError(f"config.interface.exposure={exposure} is a share of each group; set it between 0.0 and 1.0")
+    cued = round(exposure * config.rollouts)  # as rollout.collector.cued_rows counts them
+    if 0.0 < exposure < 1.0 and cued in (0, config.rollouts):
+        raise ValueError(
+            f"config.interface.exposure={exposure} of {config.rollouts} rollouts is {cued} cued rows, a share of "
+            f"{cued / config.rollouts}; set it to {cued / config.rollouts} or nearer to 0.5, or raise config.rollouts"
+        )
+    rate = config.interface.profile_rate
+    if not 0.0 < rate <= 1.0:
+        raise ValueError(
+            f"config.interface.profile_rate={rate} is the new round's share of the profile; set it above 0.0 and at "
+            "most 1.0"
+        )
     if config.interface.placement == "inline" and exposure not in (0.0, 1.0):
         raise ValueError(
             f"config.interface.placement='inline' puts cues into the prompt that a whole group shares, so "

@@ -38,6 +38,13 @@ class OptimizerSettings:
             if not math.isfinite(value) or value < 0:
                 raise ValueError(f"config.optimizer.{name}={value} must be finite and not negative")
             object.__setattr__(self, name, value)
+        if self.learning_rate > 1:
+            raise ValueError(f"config.optimizer.learning_rate={self.learning_rate} must be at most 1; e.g. 1e-6")
+        for name in ("b1", "b2"):  # at 1 the bias correction divides by 0
+            if getattr(self, name) >= 1:
+                raise ValueError(f"config.optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.warmup_steps < 0:
+            raise ValueError(f"config.optimizer.warmup_steps={self.warmup_steps} must be at least 0")
         if self.schedule not in ("constant", "cosine"):
             raise ValueError(f"config.optimizer.schedule={self.schedule!r} is not one of 'constant', 'cosine'")
         if self.schedule == "cosine" and self.total_steps <= self.warmup_steps:

@@ -208,8 +208,9 @@ class Learner:
 
         Mini-batches are drawn by a permutation seeded with (seed, round). Groups are never split.
 
-        Raises FloatingPointError, with the train state as it was before the step, if a loss or gradient is not finite;
-        ValueError if there are fewer groups than mini-batches.
+        Raises FloatingPointError if a loss or gradient is not finite (the train state is then as before the step) or if
+        the parameters after a step are not (the train state is then lost); ValueError if there are
+        fewer groups than mini-batches.
         """
         started = time.perf_counter()
         s, n_groups = self.settings, len(batch.prompt_len_b)
@@ -286,6 +287,11 @@ class Learner:
                 )
         self.state, sizes = self._apply(self.state, gradients)
         sizes = jax.device_get(sizes)
+        if not np.isfinite(sizes["norm/params"]):
+            raise FloatingPointError(
+                f"{where}: the parameters after the step are not finite (norm {sizes['norm/params']}); lower "
+                "config.optimizer.learning_rate and resume from the last checkpoint"
+            )
         one = np.float64(1.0)
         merged["norm/gradient"] = Mean(np.float64(norm), one)
         merged |= {name: Mean(np.float64(value), one) for name, value in sizes.items()}

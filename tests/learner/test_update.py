@@ -234,6 +234,18 @@ def test_not_finite_is_an_error_that_names_round_and_quantity():
     assert int(one.state.step) == 0
 
 
+def test_parameters_that_a_step_made_not_finite_are_an_error():
+    one = learner()
+    # Bad moments stand for whatever overflows inside the optimiser: loss and gradient are fine.
+    one.state = one.state.replace(
+        opt_state=jax.tree.map(
+            lambda x: x * jnp.array(jnp.nan, x.dtype) if x.dtype == jnp.float32 else x, one.state.opt_state
+        )
+    )
+    with pytest.raises(FloatingPointError, match="round 7, .*the parameters after the step are not finite"):
+        one.update(some_batch(), round=7)
+
+
 def test_seeds_decide_the_mini_batches():
     batch = some_batch()
     one, params = learner(minibatches=3), []
