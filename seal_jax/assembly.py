@@ -186,6 +186,11 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
     wanted = config.eval[split]
     if wanted == 0:
         return ()
+    if not suite.tasks(split):
+        raise ValueError(
+            f"config.eval.{split}={wanted} but the suite has no task in split {split!r} (config.suite_options="
+            f"{config.suite_options.to_dict()}); set config.eval.{split}=0 or let the split have tasks"
+        )
     tasks = [t for t in suite.tasks(split) if config.eval.category in ("", t.category)]
     if not tasks:
         raise ValueError(f"config.eval.category={config.eval.category!r} has no task in split {split!r}")
@@ -197,6 +202,12 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
 def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, tokenizer: Tokenizer) -> int:
     """Longest prompt in tokens; ValueError if one does not fit, before an hour of work rather than after it."""
     shown: Interface = full(interface_settings(config))
+    opening = len(tokenizer.encode(chat.assistant_open))
+    if opening + config.limits.max_new_tokens > config.buckets.suffix[-1]:
+        raise ValueError(
+            f"config.buckets.suffix[-1]={config.buckets.suffix[-1]} has no room for one message: {opening} tokens of "
+            f"template and config.limits.max_new_tokens={config.limits.max_new_tokens}; add a larger suffix bucket"
+        )
     longest = 0
     for task in tasks:
         n = len(render_prompt(task, chat, tokenizer, shown))

@@ -197,6 +197,17 @@ def validate(config: ConfigDict) -> None:
         empty = not sizes and name != "rows"
         if empty or list(sizes) != sorted(set(sizes)) or any(size < 1 for size in sizes):
             raise ValueError(f"config.buckets.{name}={tuple(sizes)} must be positive and ascending, e.g. (128, 256)")
+    longest = config.buckets.suffix[-1]
+    if longest <= config.limits.max_new_tokens:
+        raise ValueError(
+            f"config.buckets.suffix[-1]={longest} must be larger than config.limits.max_new_tokens="
+            f"{config.limits.max_new_tokens}: it holds the whole episode; add a larger suffix bucket"
+        )
+    if config.buckets.chunk[-1] > longest:
+        raise ValueError(
+            f"config.buckets.chunk[-1]={config.buckets.chunk[-1]} is larger than config.buckets.suffix[-1]={longest}, "
+            "which it is written into; lower it"
+        )
     if config.tasks_per_round % config.learner.minibatches:
         raise ValueError(
             f"config.tasks_per_round={config.tasks_per_round} is not divisible by "
@@ -205,6 +216,14 @@ def validate(config: ConfigDict) -> None:
     unknown = sorted(set(config.interface.components) - {"schema", "err", "cap"})
     if unknown:
         raise ValueError(f"config.interface.components holds {unknown}; choose from ('schema', 'err', 'cap')")
+    if config.warm_start.enabled and config.policy.source != "tiny":
+        raise ValueError(
+            "config.warm_start.enabled=True starts from random weights, but config.policy.source="
+            f"{config.policy.source!r} loads them; set config.warm_start.enabled=False"
+        )
+    if config.warm_start.enabled:
+        for key in ("demos", "per_skin", "group", "epochs", "rows_per_step"):
+            at_least(config, f"warm_start.{key}", 1)
     if config.warm_start.enabled and config.suite != "toolbox":
         raise ValueError(
             f"config.warm_start.enabled needs demonstrations, and config.suite={config.suite!r} has no teacher; "

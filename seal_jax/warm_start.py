@@ -48,6 +48,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer)
     params = init_params(policy, config.seed, mesh)
     if not ws.enabled:
+        logging.warning("config.warm_start.enabled=False with policy.source='tiny': the policy starts from noise")
         return Policy(policy, params, tokenizer, {})
     if ws.wired:
         params = wire_for_copying(policy, params, config.seed)

@@ -10,7 +10,8 @@ from ml_collections import ConfigDict
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax import main
-from seal_jax.assembly import build_mesh, learner_settings
+from seal_jax.assembly import build_mesh, build_suite, check_prompts, learner_settings, split_tasks
+from seal_jax.chat.formats import get_format
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
 from seal_jax.run import Run
@@ -73,6 +74,48 @@ def test_values_that_cannot_work(key, value, message):
     with pytest.raises(ValueError, match=message) as error:
         validate(config)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (
+            {"buckets.suffix": (48,)},
+            r"config.buckets.suffix\[-1\]=48 must be larger than config.limits.max_new_tokens=48",
+        ),
+        ({"buckets.chunk": (16, 1024)}, r"config.buckets.chunk\[-1\]=1024 is larger than .*suffix\[-1\]=512"),
+        (
+            {"warm_start.enabled": True, "policy.source": "hf", "policy.path": "x"},
+            "config.warm_start.enabled=True starts from random weights, but config.policy.source='hf'",
+        ),
+        ({"warm_start.enabled": True, "warm_start.demos": 0}, "config.warm_start.demos=0: must be at least 1"),
+        ({"warm_start.enabled": True, "warm_start.epochs": 0}, "config.warm_start.epochs=0: must be at least 1"),
+    ],
+)
+def test_settings_that_do_not_fit_together(changes, message):
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        validate(config)
+    assert "\n" not in str(error.value)
+
+
+def test_an_empty_split_is_named():
+    config = default_config()
+    config.suite_options.test, config.eval.test = 0, -1
+    with pytest.raises(
+        ValueError, match="config.eval.test=-1 but the suite has no task in split 'test'.*suite_options"
+    ):
+        split_tasks(config, build_suite(config), "test")
+
+
+def test_a_suffix_without_room_for_a_message_is_refused():
+    config, chat = default_config(), get_format("tiny")
+    config.buckets.suffix, config.buckets.chunk = (49,), (16,)
+    validate(config)
+    tokenizer = SimpleNamespace(encode=lambda text: [0, 0])
+    with pytest.raises(ValueError, match=r"config.buckets.suffix\[-1\]=49 .* 2 tokens of template"):
+        check_prompts(config, [], chat, tokenizer)
 
 
 def test_stripping_needs_bare_and_cued_rows():
