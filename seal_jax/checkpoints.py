@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -22,6 +23,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 _FORMAT = 1
 
@@ -228,7 +234,42 @@ def plain(value: Any, where: str) -> Any:
     raise TypeError(f"{where}: {type(value).__name__} cannot be saved as JSON; give numbers, strings, lists or dicts")
 
 
-# --- the workdir's config --------------------------------------------------------------------------------------------
+# --- the workdir -----------------------------------------------------------------------------------------------------
+def hold_workdir(workdir: str | Path) -> IO[str]:
+    """Creates the workdir and locks it, so that no second process cuts this one's record or cleans up its half-written
+    save. Whoever keeps the returned file open holds the lock; it ends with `close()` or with the process.
+
+    ValueError in one line if another process holds it, or if it cannot be a folder.
+    """
+    path = Path(workdir) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise ValueError(
+            f"workdir {workdir} cannot be a folder to write to ({error.strerror}: {error.filename}); "
+            "choose another --workdir"
+        ) from error
+    if fcntl is None or jax.process_index() != 0:  # of several hosts, the first one holds the shared folder
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        pid = file.read().strip()
+        file.close()
+        raise ValueError(
+            f"workdir {workdir} is in use by another process (pid {pid}); "
+            "wait until it ends, or choose another --workdir"
+        ) from error
+    except OSError as error:  # a file system without locks
+        logging.warning("%s cannot be locked (%s): start no second process on this workdir", path, error.strerror)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
 def check_workdir(
     workdir: str | Path,
     config: Mapping[str, Any],

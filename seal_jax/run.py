@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
-from seal_jax.checkpoints import Checkpoints, check_workdir
+from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
@@ -43,6 +43,14 @@ class Run:
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
         assembly.check_settings(config)
+        self._lock = hold_workdir(workdir)
+        try:
+            self._build(config, workdir)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _build(self, config: ConfigDict, workdir: Path) -> None:
         check_workdir(workdir, config.to_dict(), free=FREE)
         self.timer = PhaseTimer()
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
@@ -253,6 +261,7 @@ class Run:
         self.progress.close()
         self.recorder.close()
         self.checkpoints.close()
+        self._lock.close()
 
 
 def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict[str, float]:

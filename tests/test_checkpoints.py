@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from seal_jax.checkpoints import Best, Checkpoints, check_workdir, plain
+from seal_jax.checkpoints import Best, Checkpoints, check_workdir, hold_workdir, plain
 from seal_jax.data import task_batches
 from seal_jax.types import Task, UserTurn
 
@@ -171,6 +171,23 @@ def test_workdir_of_another_config(tmp_path):
     assert "learner.lr: 1e-06 there, 2e-06 here" in text and 'extra: absent there, "x" here' in text
     assert "new --workdir" in text and "\n" not in text
     assert check_workdir(tmp_path, {**config, "learner": {"lr": 5}, "rounds": 20}, free=("learner",))
+
+
+def test_a_workdir_is_held_by_one_process_at_a_time(tmp_path):
+    held = hold_workdir(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"workdir .*run is in use .*\(pid {os.getpid()}\).*--workdir") as error:
+        hold_workdir(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    held.close()
+    hold_workdir(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_workdir_that_is_a_file_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=rf"workdir .*{name} cannot be a folder .*--workdir") as error:
+        hold_workdir(tmp_path / name)
+    assert "\n" not in str(error.value)
 
 
 # --- other device counts, under a global mesh ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from configs import quickstart
 from seal_jax import loop
-from seal_jax.checkpoints import Checkpoints
+from seal_jax.checkpoints import Checkpoints, hold_workdir
 from seal_jax.config import validate
 from seal_jax.run import Run, round_metrics
 from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
@@ -167,6 +167,11 @@ def test_a_report_on_other_tasks_than_before_ends_with_a_note(straight, tmp_path
 def test_a_workdir_of_another_config_is_refused(straight):
     with pytest.raises(ValueError, match="belongs to another config .*rollouts: 2 there, 4 here"):
         train(toy(rollouts=4), straight[0])
+
+
+def test_a_second_process_on_a_live_workdir_is_refused(straight):
+    with hold_workdir(straight[0]), pytest.raises(ValueError, match="is in use by another process"):
+        Run(toy(), straight[0])
 
 
 def test_prompts_that_do_not_fit_are_refused_before_anything_compiles(tmp_path):
