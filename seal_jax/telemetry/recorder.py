@@ -16,6 +16,7 @@ import gzip
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.types import Diagnosis, Trajectory, Verdict
+
+#: The files of `trajectories()`: round, kind, and perhaps what a crash left of one.
+_TRAJECTORIES = re.compile(r"(\d{5,})\.([a-z]+)(?:\.\w+)?\.jsonl\.gz(?:\.tmp)?")
 
 Row = tuple[Trajectory, Verdict, Diagnosis]
 
@@ -66,8 +70,8 @@ class RunRecorder:
             _cut_back(self.workdir / name, first_round)
             self._files[name] = (self.workdir / name).open("a", encoding="utf-8")
         for path in (self.workdir / "trajectories").iterdir():
-            number, kind, *_ = (path.name + ".").split(".")
-            if not number.isdigit() or not _kept(int(number), kind, first_round):
+            ours = _TRAJECTORIES.fullmatch(path.name)  # any other file is its owner's
+            if ours and not _kept(int(ours[1]), ours[2], first_round):
                 path.unlink()
         if tensorboard:
             self._open_board()

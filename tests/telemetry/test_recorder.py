@@ -109,6 +109,18 @@ def test_resume_drops_the_reports_after_training_and_keeps_those_before(tmp_path
     assert names == ["00000.report.test", "00001.eval", "00001.train", "00002.train"]
 
 
+def test_resume_leaves_files_that_are_not_the_recorders(tmp_path):
+    folder = tmp_path / "trajectories"
+    with RunRecorder(tmp_path, tensorboard=False) as recorder:
+        recorder.trajectories(7, [make_row()])
+    mine = {"notes.md", "7.txt", "00007.train.jsonl", "00007.train.jsonl.gz.bak"}
+    for name in (*mine, "00007.report.test.jsonl.gz.tmp"):
+        (folder / name).write_text("")
+    with RunRecorder(tmp_path, first_round=3, tensorboard=False):
+        pass
+    assert {p.name for p in folder.iterdir()} == mine
+
+
 def scalars(folder):
     """(tag, step, value) of every scalar in the event files, read without TensorFlow."""
     from tensorboardX.proto.event_pb2 import Event
