@@ -277,12 +277,12 @@ def check_workdir(
     free: Sequence[str] = (),
     results: Sequence[str] = ("checkpoints", "start"),
 ) -> bool:
-    """Ties a workdir to its config: writes config.json the first time, compares with it later.
+    """Ties a workdir to its config: writes config.json the first time, compares with it later (`write_config` then
+    puts the changed `free` values in it, once the resume is known to work).
 
     Args:
       config: the whole configuration as nested dicts (`ConfigDict.to_dict()`).
-      free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry"). The new
-        values are written.
+      free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry").
       results: folders in the workdir that a config has to answer for. While none of them holds anything (the first
         start failed early, say over a wrong path), the config may still be changed.
 
@@ -291,8 +291,13 @@ def check_workdir(
     """
     path = epath.Path(workdir) / "config.json"
     now = json.loads(json.dumps(plain(config, "config"), sort_keys=True))
-    known = path.exists() and any(_holds_something(path.parent / name) for name in results)
-    if known:
+    held = [name for name in results if _holds_something(path.parent / name)]
+    if held and not path.exists():
+        raise ValueError(
+            f"{path} is missing but {path.parent / held[0]} is not empty, so its config is not known; "
+            "put the config.json back, or choose a new --workdir"
+        )
+    if held:
         before = json.loads(path.read_text())
         old, new = _flat(before), _flat(now)
         differing = [
@@ -308,12 +313,19 @@ def check_workdir(
                 f"workdir {workdir} belongs to another config ({shown}{more}); "
                 "choose a new --workdir, or set these fields back"
             )
+    else:
+        write_config(workdir, config)
+    return bool(held)
+
+
+def write_config(workdir: str | Path, config: Mapping[str, Any]) -> None:
+    """Writes workdir/config.json, whole or not at all (on several hosts, the first one does)."""
     if jax.process_index() == 0:
+        path = epath.Path(workdir) / "config.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name("config.json.tmp")
-        scratch.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n")
+        scratch.write_text(json.dumps(plain(config, "config"), indent=2, sort_keys=True) + "\n")
         scratch.replace(path)
-    return known
 
 
 def _holds_something(folder: epath.Path) -> bool:

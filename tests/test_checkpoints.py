@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from seal_jax.checkpoints import Best, Checkpoints, check_workdir, hold_workdir, plain
+from seal_jax.checkpoints import Best, Checkpoints, check_workdir, hold_workdir, plain, write_config
 from seal_jax.data import task_batches
 from seal_jax.types import Task, UserTurn
 
@@ -163,6 +163,8 @@ def test_workdir_of_another_config(tmp_path):
         checkpoints.save(1, fresh_state(), {})
     assert check_workdir(tmp_path, config)
     assert check_workdir(tmp_path, {**config, "rounds": 20}, free=("rounds",))
+    assert json.loads((tmp_path / "config.json").read_text())["rounds"] == 10  # the resume may yet fail
+    write_config(tmp_path, {**config, "rounds": 20})
     assert json.loads((tmp_path / "config.json").read_text())["rounds"] == 20
     other = {**config, "learner": {"lr": 2e-6, "betas": (0.9, 0.99)}, "extra": "x"}
     with pytest.raises(ValueError, match="belongs to another config") as error:
@@ -171,6 +173,16 @@ def test_workdir_of_another_config(tmp_path):
     assert "learner.lr: 1e-06 there, 2e-06 here" in text and 'extra: absent there, "x" here' in text
     assert "new --workdir" in text and "\n" not in text
     assert check_workdir(tmp_path, {**config, "learner": {"lr": 5}, "rounds": 20}, free=("learner",))
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "start"])
+def test_results_without_their_config_are_refused(tmp_path, folder):
+    (tmp_path / folder / "1").mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=rf"config.json is missing but .*{folder} is not empty.*new --workdir"
+    ) as error:
+        check_workdir(tmp_path, {"seed": 1})
+    assert "\n" not in str(error.value) and not (tmp_path / "config.json").exists()
 
 
 def test_a_workdir_is_held_by_one_process_at_a_time(tmp_path):

@@ -174,6 +174,17 @@ def test_a_second_process_on_a_live_workdir_is_refused(straight):
         Run(toy(), straight[0])
 
 
+def test_a_start_that_fails_changes_nothing(straight):
+    def files():
+        return {p: p.read_bytes() for p in straight[0].rglob("*") if p.is_file() and p.name != ".lock"}
+
+    before = files()
+    with pytest.raises(ValueError, match="config.eval.test=1000"):
+        Run(toy(rounds=3, **{"eval.test": 1000}), straight[0])
+    assert files() == before
+    hold_workdir(straight[0]).close()  # nor does it keep the workdir locked
+
+
 def test_prompts_that_do_not_fit_are_refused_before_anything_compiles(tmp_path):
     with pytest.raises(ValueError, match=r"its prompt has \d+ tokens, more than config.buckets.prompt\[-1\]=64"):
         train(toy(**{"buckets.prompt": (64,), "warm_start.enabled": False}), tmp_path)
