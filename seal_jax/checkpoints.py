@@ -83,6 +83,11 @@ class Checkpoints:
         latest = self.latest()
         if latest is not None:
             best = self._read_host(latest)["best"]
+            if best is not None and best["round"] not in self.rounds():
+                logging.warning(
+                    "checkpoint %s, the best so far, is gone: the best is sought anew", self.folder / str(best["round"])
+                )
+                best = None
             self._policy.best = None if best is None else Best(int(best["round"]), float(best["score"]))
 
     # --- what there is -----------------------------------------------------------------------------------------------

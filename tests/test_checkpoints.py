@@ -106,6 +106,17 @@ def test_half_written_and_damaged_checkpoints_are_ignored(tmp_path):
         assert_bit_equal(checkpoints.restore(fresh_state())[0], fresh_state(9))
 
 
+def test_a_best_checkpoint_that_is_gone_is_noticed_at_the_start(tmp_path, caplog):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {}, score=0.5)
+        checkpoints.save(2, fresh_state(2), {}, score=0.4)
+    shutil.rmtree(tmp_path / "1")
+    with caplog.at_level("WARNING"), Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.best is None
+        assert f"{tmp_path / '1'}, the best so far, is gone" in caplog.text
+        assert checkpoints.save(3, fresh_state(3), {}, score=0.3)
+
+
 def test_a_save_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, fresh_state(1), {"round": 1}, score=0.5)
