@@ -164,11 +164,8 @@ class Checkpoints:
                 f"{_show(saved, name)} there, {_show(wanted, name)} here); "
                 "resume with the config of the run, or start in a new --workdir"
             )
-        restored = self._manager.restore(
-            chosen,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
-            ),
+        restored = self._load(
+            chosen, state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
         )
         return restored["state"], restored["host"]["host"]
 
@@ -196,13 +193,33 @@ class Checkpoints:
         return int(round)
 
     def _read_host(self, round: int) -> dict[str, Any]:
-        record = self._manager.restore(round, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        record = self._load(round, host=ocp.args.JsonRestore())["host"]
+        if not isinstance(record, dict) or "format" not in record:
+            raise self._damaged(round, "its host state has no format")
         if record["format"] != _FORMAT:
             raise ValueError(
                 f"{self.folder / str(round)}: checkpoint format {record['format']}, this version reads {_FORMAT}; "
                 "resume with the seal_jax version that wrote it"
             )
+        missing = {"best", "leaves", "host"} - record.keys()
+        if missing:
+            raise self._damaged(round, f"its host state lacks {', '.join(sorted(missing))}")
         return record
+
+    def _load(self, round: int, **items: Any) -> Any:
+        try:
+            return self._manager.restore(round, args=ocp.args.Composite(**items))
+        except (jax.errors.JaxRuntimeError, MemoryError, PermissionError):
+            raise  # no fault of the files
+        except Exception as error:  # Orbax, TensorStore and JSON have no common error for bytes they cannot read
+            first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise self._damaged(round, first_line) from error
+
+    def _damaged(self, round: int, reason: str) -> ValueError:
+        return ValueError(
+            f"checkpoint {self.folder / str(round)} is damaged ({reason}); "
+            "remove that folder to resume from the round before"
+        )
 
 
 def _leaves(state: Any) -> dict[str, str]:
@@ -303,7 +320,7 @@ def check_workdir(
             "put the config.json back, or choose a new --workdir"
         )
     if held:
-        before = json.loads(path.read_text())
+        before = read_object(path, "put back the config.json of the run, or choose a new --workdir")
         old, new = _flat(before), _flat(now)
         differing = [
             name
@@ -331,6 +348,17 @@ def write_config(workdir: str | Path, config: Mapping[str, Any]) -> None:
         scratch = path.with_name("config.json.tmp")
         scratch.write_text(json.dumps(plain(config, "config"), indent=2, sort_keys=True) + "\n")
         scratch.replace(path)
+
+
+def read_object(path: Path | epath.Path, mend: str) -> dict[str, Any]:
+    """The JSON object in a file; ValueError in one line that names the file and the mend if there is none."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is damaged ({error}); {mend}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (not a JSON object); {mend}")
+    return value
 
 
 def _holds_something(folder: epath.Path) -> bool:

@@ -117,6 +117,33 @@ def test_a_best_checkpoint_that_is_gone_is_noticed_at_the_start(tmp_path, caplog
         assert checkpoints.save(3, fresh_state(3), {}, score=0.3)
 
 
+@pytest.mark.parametrize("item", ["host", "state"])
+@pytest.mark.parametrize("damage", ["cut", "emptied"])
+def test_a_damaged_newest_checkpoint_is_named_with_its_mend(tmp_path, item, damage):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {"round": 1})
+        checkpoints.save(2, fresh_state(2), {"round": 2})
+    for path in (tmp_path / "2" / item).rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: 0 if damage == "emptied" else path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=rf"checkpoint {tmp_path}/2 is damaged \(.+\); remove that folder") as error:
+        Checkpoints(tmp_path).restore(fresh_state())
+    assert "\n" not in str(error.value)
+    shutil.rmtree(tmp_path / "2")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert_bit_equal(checkpoints.restore(fresh_state())[0], fresh_state(1))
+
+
+def test_host_state_of_another_kind_is_damage(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {})
+    (metadata,) = (p for p in (tmp_path / "1" / "host").iterdir() if p.name == "metadata")
+    for text in ("[]", "{}", '{"format": 1}'):
+        metadata.write_text(text)
+        with pytest.raises(ValueError, match=rf"checkpoint {tmp_path}/1 is damaged \(its host state"):
+            Checkpoints(tmp_path)
+
+
 def test_a_save_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, fresh_state(1), {"round": 1}, score=0.5)
@@ -184,6 +211,15 @@ def test_workdir_of_another_config(tmp_path):
     assert "learner.lr: 1e-06 there, 2e-06 here" in text and 'extra: absent there, "x" here' in text
     assert "new --workdir" in text and "\n" not in text
     assert check_workdir(tmp_path, {**config, "learner": {"lr": 5}, "rounds": 20}, free=("learner",))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff"])
+def test_a_damaged_config_is_named(tmp_path, text):
+    (tmp_path / "start" / "1").mkdir(parents=True)
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"config.json is damaged \(.+\); put .*new --workdir") as error:
+        check_workdir(tmp_path, {"seed": 1})
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("folder", ["checkpoints", "start"])
