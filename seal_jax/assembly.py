@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from seal_jax.checkpoints import read_object
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
 from seal_jax.interface import Interface, InterfaceSettings, full
@@ -127,7 +128,9 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
-    (start / WARM_START_FILE).write_text(json.dumps(made.metrics, indent=1) + "\n")
+    scratch = start / f"{WARM_START_FILE}.tmp"
+    scratch.write_text(json.dumps(made.metrics, indent=1) + "\n")
+    scratch.replace(start / WARM_START_FILE)
     return made
 
 
@@ -145,7 +148,7 @@ def same_ids(policy: PolicyConfig, tokenizer: Tokenizer) -> PolicyConfig:
 def warm_start_metrics(folder: Path) -> dict[str, float]:
     """What the warm start that made this folder reported; empty for weights from elsewhere."""
     path = folder / WARM_START_FILE
-    return json.loads(path.read_text()) if path.exists() else {}
+    return read_object(path, "remove it: only what the warm start cost is in it") if path.exists() else {}
 
 
 def build_collector(

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -22,6 +23,11 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 _FORMAT = 1
 
@@ -77,6 +83,11 @@ class Checkpoints:
         latest = self.latest()
         if latest is not None:
             best = self._read_host(latest)["best"]
+            if best is not None and best["round"] not in self.rounds():
+                logging.warning(
+                    "checkpoint %s, the best so far, is gone: the best is sought anew", self.folder / str(best["round"])
+                )
+                best = None
             self._policy.best = None if best is None else Best(int(best["round"]), float(best["score"]))
 
     # --- what there is -----------------------------------------------------------------------------------------------
@@ -153,11 +164,8 @@ class Checkpoints:
                 f"{_show(saved, name)} there, {_show(wanted, name)} here); "
                 "resume with the config of the run, or start in a new --workdir"
             )
-        restored = self._manager.restore(
-            chosen,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
-            ),
+        restored = self._load(
+            chosen, state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
         )
         return restored["state"], restored["host"]["host"]
 
@@ -185,13 +193,33 @@ class Checkpoints:
         return int(round)
 
     def _read_host(self, round: int) -> dict[str, Any]:
-        record = self._manager.restore(round, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
+        record = self._load(round, host=ocp.args.JsonRestore())["host"]
+        if not isinstance(record, dict) or "format" not in record:
+            raise self._damaged(round, "its host state has no format")
         if record["format"] != _FORMAT:
             raise ValueError(
                 f"{self.folder / str(round)}: checkpoint format {record['format']}, this version reads {_FORMAT}; "
                 "resume with the seal_jax version that wrote it"
             )
+        missing = {"best", "leaves", "host"} - record.keys()
+        if missing:
+            raise self._damaged(round, f"its host state lacks {', '.join(sorted(missing))}")
         return record
+
+    def _load(self, round: int, **items: Any) -> Any:
+        try:
+            return self._manager.restore(round, args=ocp.args.Composite(**items))
+        except (jax.errors.JaxRuntimeError, MemoryError, PermissionError):
+            raise  # no fault of the files
+        except Exception as error:  # Orbax, TensorStore and JSON have no common error for bytes they cannot read
+            first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise self._damaged(round, first_line) from error
+
+    def _damaged(self, round: int, reason: str) -> ValueError:
+        return ValueError(
+            f"checkpoint {self.folder / str(round)} is damaged ({reason}); "
+            "remove that folder to resume from the round before"
+        )
 
 
 def _leaves(state: Any) -> dict[str, str]:
@@ -228,7 +256,42 @@ def plain(value: Any, where: str) -> Any:
     raise TypeError(f"{where}: {type(value).__name__} cannot be saved as JSON; give numbers, strings, lists or dicts")
 
 
-# --- the workdir's config --------------------------------------------------------------------------------------------
+# --- the workdir -----------------------------------------------------------------------------------------------------
+def hold_workdir(workdir: str | Path) -> IO[str]:
+    """Creates the workdir and locks it, so that no second process cuts this one's record or cleans up its half-written
+    save. Whoever keeps the returned file open holds the lock; it ends with `close()` or with the process.
+
+    ValueError in one line if another process holds it, or if it cannot be a folder.
+    """
+    path = Path(workdir) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise ValueError(
+            f"workdir {workdir} cannot be a folder to write to ({error.strerror}: {error.filename}); "
+            "choose another --workdir"
+        ) from error
+    if fcntl is None or jax.process_index() != 0:  # of several hosts, the first one holds the shared folder
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        pid = file.read().strip()
+        file.close()
+        raise ValueError(
+            f"workdir {workdir} is in use by another process (pid {pid}); "
+            "wait until it ends, or choose another --workdir"
+        ) from error
+    except OSError as error:  # a file system without locks
+        logging.warning("%s cannot be locked (%s): start no second process on this workdir", path, error.strerror)
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file
+
+
 def check_workdir(
     workdir: str | Path,
     config: Mapping[str, Any],
@@ -236,12 +299,12 @@ def check_workdir(
     free: Sequence[str] = (),
     results: Sequence[str] = ("checkpoints", "start"),
 ) -> bool:
-    """Ties a workdir to its config: writes config.json the first time, compares with it later.
+    """Ties a workdir to its config: writes config.json the first time, compares with it later (`write_config` then
+    puts the changed `free` values in it, once the resume is known to work).
 
     Args:
       config: the whole configuration as nested dicts (`ConfigDict.to_dict()`).
-      free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry"). The new
-        values are written.
+      free: dotted names (or their leading parts) that may change on a resume, e.g. ("rounds", "telemetry").
       results: folders in the workdir that a config has to answer for. While none of them holds anything (the first
         start failed early, say over a wrong path), the config may still be changed.
 
@@ -250,9 +313,14 @@ def check_workdir(
     """
     path = epath.Path(workdir) / "config.json"
     now = json.loads(json.dumps(plain(config, "config"), sort_keys=True))
-    known = path.exists() and any(_holds_something(path.parent / name) for name in results)
-    if known:
-        before = json.loads(path.read_text())
+    held = [name for name in results if _holds_something(path.parent / name)]
+    if held and not path.exists():
+        raise ValueError(
+            f"{path} is missing but {path.parent / held[0]} is not empty, so its config is not known; "
+            "put the config.json back, or choose a new --workdir"
+        )
+    if held:
+        before = read_object(path, "put back the config.json of the run, or choose a new --workdir")
         old, new = _flat(before), _flat(now)
         differing = [
             name
@@ -267,12 +335,30 @@ def check_workdir(
                 f"workdir {workdir} belongs to another config ({shown}{more}); "
                 "choose a new --workdir, or set these fields back"
             )
+    else:
+        write_config(workdir, config)
+    return bool(held)
+
+
+def write_config(workdir: str | Path, config: Mapping[str, Any]) -> None:
+    """Writes workdir/config.json, whole or not at all (on several hosts, the first one does)."""
     if jax.process_index() == 0:
+        path = epath.Path(workdir) / "config.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name("config.json.tmp")
-        scratch.write_text(json.dumps(now, indent=2, sort_keys=True) + "\n")
+        scratch.write_text(json.dumps(plain(config, "config"), indent=2, sort_keys=True) + "\n")
         scratch.replace(path)
-    return known
+
+
+def read_object(path: Path | epath.Path, mend: str) -> dict[str, Any]:
+    """The JSON object in a file; ValueError in one line that names the file and the mend if there is none."""
+    try:
+        value = json.loads(path.read_bytes().decode("utf-8"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is damaged ({error}); {mend}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} is damaged (not a JSON object); {mend}")
+    return value
 
 
 def _holds_something(folder: epath.Path) -> bool:

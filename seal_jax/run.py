@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
-from seal_jax.checkpoints import Checkpoints, check_workdir
+from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
@@ -43,20 +43,20 @@ class Run:
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
         assembly.check_settings(config)
+        self._lock = hold_workdir(workdir)
+        try:
+            self._build(config, workdir)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _build(self, config: ConfigDict, workdir: Path) -> None:
         check_workdir(workdir, config.to_dict(), free=FREE)
         self.timer = PhaseTimer()
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
         saved = self.checkpoints.latest()
         self.round = 0 if saved is None else saved
-        self.recorder = RunRecorder(
-            workdir,
-            first_round=0 if saved is None else saved + 1,
-            trajectories_per_round=config.trajectories_logged,
-            enabled=jax.process_index() == 0,
-            wall=self.timer.wall,
-        )
         started = provenance(seed=config.seed, config=config.to_dict())
-        self.recorder.provenance(started)
         logging.info("%s", describe(started))
 
         mesh = assembly.build_mesh(config)
@@ -83,6 +83,16 @@ class Run:
         self.reported_round = self.round  # whose parameters the report evaluates; see take_best
         if saved is not None:
             self._restore()
+        # The record is cut and the config rewritten only now: a start that fails leaves both as they were.
+        self.recorder = RunRecorder(
+            workdir,
+            first_round=0 if saved is None else saved + 1,
+            trajectories_per_round=config.trajectories_logged,
+            enabled=jax.process_index() == 0,
+            wall=self.timer.wall,
+        )
+        self.recorder.provenance(started)
+        write_config(workdir, config.to_dict())
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
         self.timer.on_phase = self.progress.phase
         if self.round:
@@ -253,6 +263,7 @@ class Run:
         self.progress.close()
         self.recorder.close()
         self.checkpoints.close()
+        self._lock.close()
 
 
 def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict[str, float]:

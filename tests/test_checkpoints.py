@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from seal_jax.checkpoints import Best, Checkpoints, check_workdir, plain
+from seal_jax.checkpoints import Best, Checkpoints, check_workdir, hold_workdir, plain, write_config
 from seal_jax.data import task_batches
 from seal_jax.types import Task, UserTurn
 
@@ -106,6 +106,44 @@ def test_half_written_and_damaged_checkpoints_are_ignored(tmp_path):
         assert_bit_equal(checkpoints.restore(fresh_state())[0], fresh_state(9))
 
 
+def test_a_best_checkpoint_that_is_gone_is_noticed_at_the_start(tmp_path, caplog):
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {}, score=0.5)
+        checkpoints.save(2, fresh_state(2), {}, score=0.4)
+    shutil.rmtree(tmp_path / "1")
+    with caplog.at_level("WARNING"), Checkpoints(tmp_path, keep=1) as checkpoints:
+        assert checkpoints.best is None
+        assert f"{tmp_path / '1'}, the best so far, is gone" in caplog.text
+        assert checkpoints.save(3, fresh_state(3), {}, score=0.3)
+
+
+@pytest.mark.parametrize("item", ["host", "state"])
+@pytest.mark.parametrize("damage", ["cut", "emptied"])
+def test_a_damaged_newest_checkpoint_is_named_with_its_mend(tmp_path, item, damage):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {"round": 1})
+        checkpoints.save(2, fresh_state(2), {"round": 2})
+    for path in (tmp_path / "2" / item).rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[: 0 if damage == "emptied" else path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=rf"checkpoint {tmp_path}/2 is damaged \(.+\); remove that folder") as error:
+        Checkpoints(tmp_path).restore(fresh_state())
+    assert "\n" not in str(error.value)
+    shutil.rmtree(tmp_path / "2")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert_bit_equal(checkpoints.restore(fresh_state())[0], fresh_state(1))
+
+
+def test_host_state_of_another_kind_is_damage(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, fresh_state(1), {})
+    (metadata,) = (p for p in (tmp_path / "1" / "host").iterdir() if p.name == "metadata")
+    for text in ("[]", "{}", '{"format": 1}'):
+        metadata.write_text(text)
+        with pytest.raises(ValueError, match=rf"checkpoint {tmp_path}/1 is damaged \(its host state"):
+            Checkpoints(tmp_path)
+
+
 def test_a_save_that_fails_leaves_the_old_ones(tmp_path, monkeypatch):
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(1, fresh_state(1), {"round": 1}, score=0.5)
@@ -163,6 +201,8 @@ def test_workdir_of_another_config(tmp_path):
         checkpoints.save(1, fresh_state(), {})
     assert check_workdir(tmp_path, config)
     assert check_workdir(tmp_path, {**config, "rounds": 20}, free=("rounds",))
+    assert json.loads((tmp_path / "config.json").read_text())["rounds"] == 10  # the resume may yet fail
+    write_config(tmp_path, {**config, "rounds": 20})
     assert json.loads((tmp_path / "config.json").read_text())["rounds"] == 20
     other = {**config, "learner": {"lr": 2e-6, "betas": (0.9, 0.99)}, "extra": "x"}
     with pytest.raises(ValueError, match="belongs to another config") as error:
@@ -171,6 +211,42 @@ def test_workdir_of_another_config(tmp_path):
     assert "learner.lr: 1e-06 there, 2e-06 here" in text and 'extra: absent there, "x" here' in text
     assert "new --workdir" in text and "\n" not in text
     assert check_workdir(tmp_path, {**config, "learner": {"lr": 5}, "rounds": 20}, free=("learner",))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff"])
+def test_a_damaged_config_is_named(tmp_path, text):
+    (tmp_path / "start" / "1").mkdir(parents=True)
+    (tmp_path / "config.json").write_bytes(text)
+    with pytest.raises(ValueError, match=r"config.json is damaged \(.+\); put .*new --workdir") as error:
+        check_workdir(tmp_path, {"seed": 1})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("folder", ["checkpoints", "start"])
+def test_results_without_their_config_are_refused(tmp_path, folder):
+    (tmp_path / folder / "1").mkdir(parents=True)
+    with pytest.raises(
+        ValueError, match=rf"config.json is missing but .*{folder} is not empty.*new --workdir"
+    ) as error:
+        check_workdir(tmp_path, {"seed": 1})
+    assert "\n" not in str(error.value) and not (tmp_path / "config.json").exists()
+
+
+def test_a_workdir_is_held_by_one_process_at_a_time(tmp_path):
+    held = hold_workdir(tmp_path / "run")
+    with pytest.raises(ValueError, match=rf"workdir .*run is in use .*\(pid {os.getpid()}\).*--workdir") as error:
+        hold_workdir(tmp_path / "run")
+    assert "\n" not in str(error.value)
+    held.close()
+    hold_workdir(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize("name", ["file", "file/run"])
+def test_a_workdir_that_is_a_file_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=rf"workdir .*{name} cannot be a folder .*--workdir") as error:
+        hold_workdir(tmp_path / name)
+    assert "\n" not in str(error.value)
 
 
 # --- other device counts, under a global mesh ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from configs import quickstart
 from seal_jax import loop
-from seal_jax.checkpoints import Checkpoints
+from seal_jax.checkpoints import Checkpoints, hold_workdir
 from seal_jax.config import validate
 from seal_jax.run import Run, round_metrics
 from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
@@ -167,6 +167,22 @@ def test_a_report_on_other_tasks_than_before_ends_with_a_note(straight, tmp_path
 def test_a_workdir_of_another_config_is_refused(straight):
     with pytest.raises(ValueError, match="belongs to another config .*rollouts: 2 there, 4 here"):
         train(toy(rollouts=4), straight[0])
+
+
+def test_a_second_process_on_a_live_workdir_is_refused(straight):
+    with hold_workdir(straight[0]), pytest.raises(ValueError, match="is in use by another process"):
+        Run(toy(), straight[0])
+
+
+def test_a_start_that_fails_changes_nothing(straight):
+    def files():
+        return {p: p.read_bytes() for p in straight[0].rglob("*") if p.is_file() and p.name != ".lock"}
+
+    before = files()
+    with pytest.raises(ValueError, match="config.eval.test=1000"):
+        Run(toy(rounds=3, **{"eval.test": 1000}), straight[0])
+    assert files() == before
+    hold_workdir(straight[0]).close()  # nor does it keep the workdir locked
 
 
 def test_prompts_that_do_not_fit_are_refused_before_anything_compiles(tmp_path):

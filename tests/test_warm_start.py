@@ -59,6 +59,14 @@ def test_the_kept_start_says_what_it_cost():
     metrics = warm_start_metrics(START)
     assert metrics["warm_start/steps"] > 0 and metrics["warm_start/seconds"] > 0
     assert warm_start_metrics(START / "elsewhere") == {}
+
+
+@pytest.mark.parametrize("text", [b"", b'{"warm_start/st', b"[]", b"\xff"])
+def test_a_damaged_account_of_the_warm_start_is_named(tmp_path, text):
+    (tmp_path / WARM_START_FILE).write_bytes(text)
+    with pytest.raises(ValueError, match=r"warm_start.json is damaged \(.+\); remove it") as error:
+        warm_start_metrics(tmp_path)
+    assert "\n" not in str(error.value)
     assert (START / WARM_START_FILE).is_file()
 
 

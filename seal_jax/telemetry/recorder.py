@@ -16,6 +16,7 @@ import gzip
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.types import Diagnosis, Trajectory, Verdict
+
+#: The files of `trajectories()`: round, kind, and perhaps what a crash left of one.
+_TRAJECTORIES = re.compile(r"(\d{5,})\.([a-z]+)(?:\.\w+)?\.jsonl\.gz(?:\.tmp)?")
 
 Row = tuple[Trajectory, Verdict, Diagnosis]
 
@@ -62,12 +66,17 @@ class RunRecorder:
         if not enabled:
             return
         (self.workdir / "trajectories").mkdir(parents=True, exist_ok=True)
-        for name in ("metrics.jsonl", "interface.jsonl"):
-            _cut_back(self.workdir / name, first_round)
-            self._files[name] = (self.workdir / name).open("a", encoding="utf-8")
+        # All is read before any is cut: a damaged line stops the start with nothing lost.
+        names = ("metrics.jsonl", "interface.jsonl")
+        kept = {self.workdir / name: _kept_lines(self.workdir / name, first_round) for name in names}
+        for path, lines in kept.items():
+            scratch = path.with_name(path.name + ".tmp")
+            scratch.write_text("".join(_line(line) for line in lines), encoding="utf-8")
+            scratch.replace(path)
+            self._files[path.name] = path.open("a", encoding="utf-8")
         for path in (self.workdir / "trajectories").iterdir():
-            number, kind, *_ = (path.name + ".").split(".")
-            if not number.isdigit() or not _kept(int(number), kind, first_round):
+            ours = _TRAJECTORIES.fullmatch(path.name)  # any other file is its owner's
+            if ours and not _kept(int(ours[1]), ours[2], first_round):
                 path.unlink()
         if tensorboard:
             self._open_board()
@@ -221,14 +230,17 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
     path = Path(path)
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: not a JSON object ({error.msg}); remove the line") from error
+                value = json.loads(line.decode("utf-8"))
+            except ValueError as error:  # not JSON, or not UTF-8
+                raise ValueError(f"{path}:{number}: not a JSON object ({error}); remove the line") from error
+            if not isinstance(value, dict):
+                raise ValueError(f"{path}:{number}: not a JSON object ({type(value).__name__}); remove the line")
+            yield value
 
 
 def _strict(value: Any, where: str, nonfinite: dict[str, str]) -> Any:
@@ -270,14 +282,15 @@ def _kept(round: int, kind: str | None, first_round: int) -> bool:
     return round < first_round and not (kind == "report" and round > 0)
 
 
-def _cut_back(path: Path, first_round: int) -> None:
-    """Drops the lines that are not kept, and a last line that a crash cut short."""
-    if not path.exists():
-        return
-    kept = [line for line in read_jsonl(path) if _kept(line["round"], line.get("kind"), first_round)]
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text("".join(_line(line) for line in kept), encoding="utf-8")
-    scratch.replace(path)
+def _kept_lines(path: Path, first_round: int) -> list[dict[str, Any]]:
+    """The lines that a resume keeps; a last one that a crash cut short is not among them."""
+    kept = []
+    for number, line in enumerate(read_jsonl(path), 1):
+        if not isinstance(line.get("round"), int):
+            raise ValueError(f"{path}:{number}: the line has no round; remove the line")
+        if _kept(line["round"], line.get("kind"), first_round):
+            kept.append(line)
+    return kept
 
 
 def _line(record: Mapping[str, Any]) -> str:

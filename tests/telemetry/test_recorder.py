@@ -109,6 +109,31 @@ def test_resume_drops_the_reports_after_training_and_keeps_those_before(tmp_path
     assert names == ["00000.report.test", "00001.eval", "00001.train", "00002.train"]
 
 
+def test_resume_leaves_files_that_are_not_the_recorders(tmp_path):
+    folder = tmp_path / "trajectories"
+    with RunRecorder(tmp_path, tensorboard=False) as recorder:
+        recorder.trajectories(7, [make_row()])
+    mine = {"notes.md", "7.txt", "00007.train.jsonl", "00007.train.jsonl.gz.bak"}
+    for name in (*mine, "00007.report.test.jsonl.gz.tmp"):
+        (folder / name).write_text("")
+    with RunRecorder(tmp_path, first_round=3, tensorboard=False):
+        pass
+    assert {p.name for p in folder.iterdir()} == mine
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1]\n", b"{]\n", b"{}\n"])
+def test_a_damaged_line_is_named_before_anything_is_cut(tmp_path, line):
+    with RunRecorder(tmp_path, tensorboard=False) as recorder:
+        recorder.record(1, {"x": 1})
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with (tmp_path / "interface.jsonl").open("ab") as file:
+        file.write(line)
+    with pytest.raises(ValueError, match=r"interface\.jsonl.*; remove the line") as error:
+        RunRecorder(tmp_path, tensorboard=False)
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
 def scalars(folder):
     """(tag, step, value) of every scalar in the event files, read without TensorFlow."""
     from tensorboardX.proto.event_pb2 import Event
