@@ -27,7 +27,7 @@ from orbax.checkpoint import checkpoint_managers
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
 
 _FORMAT = 1
 

@@ -14,8 +14,8 @@ import os
 import sys
 import traceback
 from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -31,7 +31,8 @@ def load_recipe(argument: str) -> ConfigDict:
     if not Path(path).is_file():
         raise RecipeError(f"{path}: {'is a folder' if Path(path).is_dir() else 'there is no such file'}")
     loader = SourceFileLoader("recipe", path)
-    module = module_from_spec(spec_from_loader("recipe", loader))
+    module = ModuleType("recipe")
+    module.__file__ = path
     sys.modules["recipe"] = module
     try:
         loader.exec_module(module)
@@ -53,7 +54,7 @@ def load_recipe(argument: str) -> ConfigDict:
 
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The recipe, e.g. configs/quickstart.py", lock_config=True)
-flags.FLAGS["config"].parser.parse = load_recipe  # whose own parser answers with 40 lines of traceback
+setattr(flags.FLAGS["config"].parser, "parse", load_recipe)  # noqa: B010  # its own answers with 40 lines of traceback
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if it exists.")
 _MODE = flags.DEFINE_enum(
     "mode",
