@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
-from seal_jax.checkpoints import read_object
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
+from seal_jax.files import read_object, write_whole
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
 from seal_jax.learner.loss import LossSettings
@@ -128,9 +128,7 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
-    scratch = start / f"{WARM_START_FILE}.tmp"
-    scratch.write_text(json.dumps(made.metrics, indent=1) + "\n")
-    scratch.replace(start / WARM_START_FILE)
+    write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")
     return made
 
 

@@ -24,6 +24,8 @@ from absl import logging
 from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
+from seal_jax.files import read_object, write_whole
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -345,20 +347,7 @@ def write_config(workdir: str | Path, config: Mapping[str, Any]) -> None:
     if jax.process_index() == 0:
         path = epath.Path(workdir) / "config.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name("config.json.tmp")
-        scratch.write_text(json.dumps(plain(config, "config"), indent=2, sort_keys=True) + "\n")
-        scratch.replace(path)
-
-
-def read_object(path: Path | epath.Path, mend: str) -> dict[str, Any]:
-    """The JSON object in a file; ValueError in one line that names the file and the mend if there is none."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ValueError(f"{path} is damaged ({error}); {mend}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} is damaged (not a JSON object); {mend}")
-    return value
+        write_whole(path, json.dumps(plain(config, "config"), indent=2, sort_keys=True) + "\n")
 
 
 def _holds_something(folder: epath.Path) -> bool:

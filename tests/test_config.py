@@ -40,6 +40,15 @@ def test_arguments_of_recipes_are_checked():
         bfcl.get_config("x")
 
 
+def check_refused(changes, message):
+    """The default config with these changes is refused, in one line that says so."""
+    config = default_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ValueError, match=message) as error:
+        validate(config)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "key, value, message",
     [
@@ -69,11 +78,7 @@ def test_arguments_of_recipes_are_checked():
     ],
 )
 def test_values_that_cannot_work(key, value, message):
-    config = default_config()
-    config.update_from_flattened_dict({key: value})
-    with pytest.raises(ValueError, match=message) as error:
-        validate(config)
-    assert "\n" not in str(error.value)
+    check_refused({key: value}, message)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +98,7 @@ def test_values_that_cannot_work(key, value, message):
     ],
 )
 def test_settings_that_do_not_fit_together(changes, message):
-    config = default_config()
-    config.update_from_flattened_dict(changes)
-    with pytest.raises(ValueError, match=message) as error:
-        validate(config)
-    assert "\n" not in str(error.value)
+    check_refused(changes, message)
 
 
 def test_an_empty_split_is_named():
@@ -245,11 +246,7 @@ def test_a_mapping_that_a_recipe_replaces_is_checked():
     ],
 )
 def test_wrong_types_and_numbers_that_are_not_finite(key, value, message):
-    config = default_config()
-    config.update_from_flattened_dict({key: value})
-    with pytest.raises(ValueError, match=message) as error:
-        validate(config)
-    assert "\n" not in str(error.value)
+    check_refused({key: value}, message)
 
 
 def run_main(*args):

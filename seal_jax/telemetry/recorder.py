@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from seal_jax.files import write_whole
 from seal_jax.types import Diagnosis, Trajectory, Verdict
 
 #: The files of `trajectories()`: round, kind, and perhaps what a crash left of one.
@@ -70,9 +71,7 @@ class RunRecorder:
         names = ("metrics.jsonl", "interface.jsonl")
         kept = {self.workdir / name: _kept_lines(self.workdir / name, first_round) for name in names}
         for path, lines in kept.items():
-            scratch = path.with_name(path.name + ".tmp")
-            scratch.write_text("".join(_line(line) for line in lines), encoding="utf-8")
-            scratch.replace(path)
+            write_whole(path, "".join(_line(line) for line in lines))
             self._files[path.name] = path.open("a", encoding="utf-8")
         for path in (self.workdir / "trajectories").iterdir():
             ours = _TRAJECTORIES.fullmatch(path.name)  # any other file is its owner's
@@ -137,9 +136,7 @@ class RunRecorder:
         """Writes summary.json, whole or not at all."""
         if self.enabled:
             path = self.workdir / "summary.json"
-            scratch = path.with_name("summary.json.tmp")
-            scratch.write_text(to_json(record, indent=2) + "\n", encoding="utf-8")
-            scratch.replace(path)
+            write_whole(path, to_json(record, indent=2) + "\n")
 
     def close(self) -> None:
         for file in self._files.values():
