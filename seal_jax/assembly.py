@@ -174,6 +174,7 @@ def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turn
         policy.config,
         policy.params,
         buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix), turns),
+        frozen=config.rounds == 0,
         mesh=mesh,
         **learner_settings(config),
     )

@@ -135,7 +135,8 @@ class Learner:
     """Owns the train state and, with a KL, a frozen reference policy.
 
     The parameters passed in are taken over (donated by the first step): read `learner.params` afterwards.
-    `update` is the whole of the learner's part in a round.
+    `update` is the whole of the learner's part in a round. A `frozen` learner only holds parameters that are evaluated:
+    it refuses to update, and spends no memory on moments (twice the parameters) or a reference (once).
     """
 
     def __init__(
@@ -148,6 +149,7 @@ class Learner:
         optimizer: OptimizerSettings | None = None,
         update: UpdateSettings | None = None,
         reference_params: Params | None = None,
+        frozen: bool = False,
         mesh: Mesh | None = None,
         logp_fn: TokenLogp = token_logp,
     ) -> None:
@@ -157,12 +159,13 @@ class Learner:
         self.settings = update if update is not None else UpdateSettings()
         if mesh is not None:
             check_batch(self.settings.prompts_per_micro, mesh, "config.learner.prompts_per_micro")
-        self._tx = make_optimizer(self.optimizer)
+        self.frozen = frozen
+        self._tx = optax.identity() if frozen else make_optimizer(self.optimizer)
         self.state = init_state(params, self._tx, mesh)
         shardings = state_shardings(self.state.params, self._tx, mesh)
         of_params = shardings.params
         self.reference: Params | None = None
-        if self.loss.kl_coef:
+        if self.loss.kl_coef and not frozen:
             source = self.state.params if reference_params is None else reference_params
             self.reference = own_buffers(jax.device_put(source, of_params), self.state.params)
 
@@ -212,6 +215,8 @@ class Learner:
         the parameters after a step are not (the train state is then lost); ValueError if there are
         fewer groups than mini-batches.
         """
+        if self.frozen:
+            raise ValueError("this learner is frozen: it was made to hold parameters for evaluation, not to train them")
         started = time.perf_counter()
         s, n_groups = self.settings, len(batch.prompt_len_b)
         if n_groups < s.minibatches:

@@ -200,6 +200,14 @@ def test_no_reference_forward_without_kl():
     assert learner().reference is None
 
 
+def test_a_frozen_learner_holds_parameters_and_nothing_else():
+    one = Learner(None, toy_params(), buckets=ONE, loss=LossSettings(kl_coef=0.1), frozen=True, logp_fn=toy_logp)
+    assert tree_close(one.params, toy_params())
+    assert one.reference is None and not jax.tree.leaves(one.state.opt_state)
+    with pytest.raises(ValueError, match="this learner is frozen"):
+        one.update(some_batch(), round=0)
+
+
 def test_second_update_compiles_nothing():
     """Other lengths, rewards and utilities in the same buckets reuse every compiled function."""
     loss, two = LossSettings(reweight="release", normalize_weights=True), Buckets((4,), (8, 16), turns=4)
