@@ -274,8 +274,11 @@ def load_tokenizer(folder_or_hub_id: str | Path) -> FastTokenizer:
         loaded = PreTrainedTokenizerFast.from_pretrained(name)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and hub errors for one cause
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        where = "the folder" if looks_local else "the hub (check the id and the network, or give a local folder)"
-        raise ValueError(f"tokenizer: cannot load {name!r} from {where}: {reason}") from error
+        if looks_local:
+            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({reason}); download it again") from error
+        raise ValueError(
+            f"tokenizer: cannot load {name!r} from the hub: {reason}; check the id and the network, or give a folder"
+        ) from error
     template = loaded.chat_template if isinstance(loaded.chat_template, str) else None
     return FastTokenizer(loaded.backend_tokenizer, bos=loaded.bos_token, eos=loaded.eos_token, chat_template=template)
 

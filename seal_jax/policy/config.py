@@ -7,6 +7,7 @@ MLP width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +27,9 @@ class Llama3Rope:
     original_max_position: int
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"rope_scaling {name}={value!r} must be a number")
         if not self.factor >= 1 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"rope_scaling factor={self.factor} low={self.low_freq_factor} high={self.high_freq_factor} is "
@@ -64,8 +68,13 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_position",
                      "head_chunk"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise ValueError(f"policy.{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"policy.{name}={value!r} must be a whole number of at least 1")
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"policy.{name}={value!r} must be a number above 0")
         if self.attention_budget is not None and self.attention_budget < 1:
             raise ValueError(f"policy.attention_budget={self.attention_budget} must be positive, or None")
         if self.n_heads % self.n_kv_heads:
@@ -145,6 +154,15 @@ class PolicyConfig:
                 raise ValueError(
                     f"config.json: {key}=true is not supported for model_type={kind}; no family here has it"
                 )
+        for key in _WHOLE:
+            if hf.get(key) is not None and (isinstance(hf[key], bool) or not isinstance(hf[key], int) or hf[key] < 1):
+                raise ValueError(f"config.json: {key}={hf[key]!r} must be a whole number of at least 1")
+        for key in ("rope_parameters", "rope_scaling"):
+            if not isinstance(hf.get(key), Mapping | None):
+                raise ValueError(f"config.json: {key}={hf[key]!r} must be an object or null")
+        for key in ("rope_theta", "rms_norm_eps"):
+            if hf.get(key) is not None and (isinstance(hf[key], bool) or not isinstance(hf[key], int | float)):
+                raise ValueError(f"config.json: {key}={hf[key]!r} must be a number")
         _refuse_windows(hf)
         n_heads = hf["num_attention_heads"]
         n_kv_heads = hf.get("num_key_value_heads")
@@ -163,7 +181,7 @@ class PolicyConfig:
             "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
             "head_dim": hf["hidden_size"] // n_heads if head_dim is None else head_dim,
             "d_ff": hf["intermediate_size"],
-            "rope_theta": float(theta),
+            "rope_theta": theta,
             "rope_scaling": _rope_scaling(rope),
             "norm_eps": hf.get("rms_norm_eps", 1e-6),
             "tied": bool(hf.get("tie_word_embeddings", False)),
@@ -172,6 +190,13 @@ class PolicyConfig:
             "max_position": hf.get("max_position_embeddings", 4096),
         }
         return cls(**{**fields, **overrides})
+
+
+#: Keys of a config.json that count something.
+_WHOLE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("num_key_value_heads", "head_dim", "max_position_embeddings"),
+)
 
 
 def _refuse_windows(hf: Mapping[str, Any]) -> None:

@@ -118,6 +118,8 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
         found = get(key)
         if found is None:
             header.require(f"{arch}.{key}")
+        if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
+            raise ValueError(f"{name}: {arch}.{key}={found!r} must be a number above 0; download the file again")
         return found
 
     if get("expert_count", 0):

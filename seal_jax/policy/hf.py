@@ -75,11 +75,11 @@ def load_hf(
     folder = _local(folder_or_hub_id)
     hf = _read_json(folder / "config.json")
     if "quantization_config" in hf:
-        method = hf["quantization_config"].get("quant_method")
         raise ValueError(
-            f"{folder / 'config.json'}: quantised weights ({method}); give the unquantised checkpoint or a GGUF"
+            f"{folder / 'config.json'}: the weights are quantised ({hf['quantization_config']}); give the unquantised "
+            "checkpoint or a GGUF"
         )
-    if "vocab_size" in hf:  # from_hf refuses a config without it
+    if isinstance(hf.get("vocab_size"), int):  # from_hf refuses any other
         if "vocab_size" not in overrides:
             overrides["vocab_size"] = _real_vocab(folder, hf["vocab_size"])
         overrides.setdefault("padded_vocab", max(hf["vocab_size"], hf.get(_PADDED, 0)))

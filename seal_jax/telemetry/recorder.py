@@ -283,8 +283,9 @@ def _kept_lines(path: Path, first_round: int) -> list[dict[str, Any]]:
     """The lines that a resume keeps; a last one that a crash cut short is not among them."""
     kept = []
     for number, line in enumerate(read_jsonl(path), 1):
-        if not isinstance(line.get("round"), int):
-            raise ValueError(f"{path}:{number}: the line has no round; remove the line")
+        for key, kind in (("round", int), (path.stem, dict)):  # metrics.jsonl holds metrics, interface.jsonl interfaces
+            if not isinstance(line.get(key), kind):
+                raise ValueError(f"{path}:{number}: the line has no {key}; remove the line")
         if _kept(line["round"], line.get("kind"), first_round):
             kept.append(line)
     return kept

@@ -225,6 +225,15 @@ def test_missing_tokenizer_is_named(tmp_path):
         load_tokenizer(tmp_path / "nothing")
 
 
+def test_a_cut_tokenizer_is_named(trained, tmp_path):
+    trained.save(tmp_path)
+    whole = (tmp_path / "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"tokenizer\.json cannot be read .*; download it again") as caught:
+        load_tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_offline_hub_id(monkeypatch, tmp_path):
     import transformers
 
@@ -232,7 +241,7 @@ def test_offline_hub_id(monkeypatch, tmp_path):
         raise OSError("We couldn't connect to the hub.\nSecond line")
 
     monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "from_pretrained", offline)
-    with pytest.raises(ValueError, match="cannot load 'org/model' from the hub .*couldn't connect") as caught:
+    with pytest.raises(ValueError, match="cannot load 'org/model' from the hub: .*couldn't connect") as caught:
         load_tokenizer("org/model")
     assert "\n" not in str(caught.value)
 

@@ -308,6 +308,9 @@ def test_cut_off_file(tmp_path):
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.sliding_window": 64}, "sliding-window"),
         ({"llama.rope.dimension_count": 4}, "rope.dimension_count=4 differs"),
+        ({"llama.block_count": "two"}, "llama.block_count='two' must be a number"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count=0 must be a number above 0"),
+        ({"llama.rope.freq_base": "big"}, "llama.rope.freq_base='big' must be a number"),
     ],
 )
 def test_what_this_decoder_is_not(metadata, match, tmp_path):

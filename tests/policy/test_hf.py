@@ -329,9 +329,31 @@ def test_missing_pieces(tmp_path, folder):
         load_hf(folder)
 
 
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("hidden_size", "64"),
+        ("num_hidden_layers", 0),
+        ("num_key_value_heads", 1.5),
+        ("head_dim", [8]),
+        ("rope_theta", "big"),
+        ("rms_norm_eps", False),
+        ("rope_scaling", "llama3"),
+        ("rope_parameters", {"rope_type": "llama3", "factor": "8", "low_freq_factor": 1, "high_freq_factor": 4,
+                          "original_max_position_embeddings": 64}),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_type_are_named(folder, key, value):
+    config = json.loads((folder / "config.json").read_text()) | {key: value}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"must be (a|an) .*") as caught:
+        load_hf(folder)
+    assert "\n" not in str(caught.value)
+
+
 def test_quantised_folder_is_refused(folder):
     _edit_config(folder, quantization_config={"quant_method": "awq"})
-    with pytest.raises(ValueError, match="quantised weights .awq."):
+    with pytest.raises(ValueError, match="weights are quantised .*awq"):
         load_hf(folder)
 
 

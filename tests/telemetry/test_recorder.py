@@ -121,7 +121,7 @@ def test_resume_leaves_files_that_are_not_the_recorders(tmp_path):
     assert {p.name for p in folder.iterdir()} == mine
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1]\n", b"{]\n", b"{}\n"])
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1]\n", b"{]\n", b"{}\n", b'{"round": 1}\n'])
 def test_a_damaged_line_is_named_before_anything_is_cut(tmp_path, line):
     with RunRecorder(tmp_path, tensorboard=False) as recorder:
         recorder.record(1, {"x": 1})
