@@ -114,12 +114,12 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
             found = found[0]
         return found
 
-    def need(key: str) -> Any:
-        found = get(key)
+    def number(key: str, default: float | None = None) -> Any:
+        found = get(key, default)
         if found is None:
             header.require(f"{arch}.{key}")
         if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
-            raise ValueError(f"{name}: {arch}.{key}={found!r} must be a number above 0; download the file again")
+            raise ValueError(f"{name}: {arch}.{key}={found!r} must be a number above 0; convert the file again")
         return found
 
     if get("expert_count", 0):
@@ -128,8 +128,8 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
         raise ValueError(f"{name}: sliding-window attention is not supported; use a checkpoint without it")
     if _TOP["embed_vd"] not in header.tensors:
         raise ValueError(f"{name}: tensor {_TOP['embed_vd']} is missing; download the file again")
-    d_model, n_heads = need("embedding_length"), need("attention.head_count")
-    head_dim = get("attention.key_length", d_model // n_heads)
+    d_model, n_heads = number("embedding_length"), number("attention.head_count")
+    head_dim = number("attention.key_length", d_model // n_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if get(key, head_dim) != head_dim:
             raise ValueError(f"{name}: {arch}.{key}={get(key)} differs from the head width {head_dim}; not supported")
@@ -138,17 +138,17 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
         "vocab_size": _real_vocab(header, rows),
         "padded_vocab": rows,
         "d_model": d_model,
-        "n_layers": need("block_count"),
+        "n_layers": number("block_count"),
         "n_heads": n_heads,
-        "n_kv_heads": get("attention.head_count_kv", n_heads),
+        "n_kv_heads": number("attention.head_count_kv", n_heads),
         "head_dim": head_dim,
-        "d_ff": need("feed_forward_length"),
-        "rope_theta": _float(get("rope.freq_base", 10_000.0)),
-        "norm_eps": _float(need("attention.layer_norm_rms_epsilon")),
+        "d_ff": number("feed_forward_length"),
+        "rope_theta": _float(number("rope.freq_base", 10_000.0)),
+        "norm_eps": _float(number("attention.layer_norm_rms_epsilon")),
         "tied": _TOP["head_dv"] not in header.tensors,
         "qkv_bias": arch == "qwen2",
         "qk_norm": arch == "qwen3",
-        "max_position": need("context_length"),
+        "max_position": number("context_length"),
     }
     config = PolicyConfig(**{**fields, **overrides})
     return config if "rope_scaling" in overrides else _with_rope_scaling(header, config, get)
