@@ -17,7 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from seal_jax.chat.formats import ChatFormat, get_format
+from seal_jax.chat.formats import get_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
@@ -201,8 +201,9 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
     return tasks if wanted < 0 else [tasks[i * len(tasks) // wanted] for i in range(wanted)]
 
 
-def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, tokenizer: Tokenizer) -> int:
+def check_prompts(config: ConfigDict, tasks: Sequence[Task], collector: Collector) -> int:
     """Longest prompt in tokens; ValueError if one does not fit, before an hour of work rather than after it."""
+    chat, tokenizer, context = collector.chat, collector.tokenizer, collector.limits.max_context
     shown: Interface = full(interface_settings(config))
     opening = len(tokenizer.encode(chat.assistant_open))
     if opening + config.limits.max_new_tokens > config.buckets.suffix[-1]:
@@ -217,6 +218,11 @@ def check_prompts(config: ConfigDict, tasks: Sequence[Task], chat: ChatFormat, t
             raise ValueError(
                 f"task {task.id!r}: its prompt has {n} tokens, more than config.buckets.prompt[-1]="
                 f"{config.buckets.prompt[-1]}; add a larger prompt bucket"
+            )
+        if n + opening >= context:
+            raise ValueError(
+                f"task {task.id!r}: its prompt has {n} tokens and leaves no room for an answer in the policy's context "
+                f"of {context}; choose a policy with a longer one"
             )
         longest = max(longest, n)
     logging.info("%d prompts, the longest has %d tokens", len(tasks), longest)

@@ -70,7 +70,7 @@ class Run:
         self.collector = assembly.build_collector(config, policy, self.suite, mesh, self.timer)
         played = [*(train_tasks if config.rounds else ()), *(t for tasks in self.eval_tasks.values() for t in tasks)]
         with self.timer.phase("prompt check"):
-            assembly.check_prompts(config, played, self.collector.chat, policy.tokenizer)
+            assembly.check_prompts(config, played, self.collector)
         self.tokenizer = policy.tokenizer
         self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 

@@ -114,9 +114,22 @@ def test_a_suffix_without_room_for_a_message_is_refused():
     config, chat = default_config(), get_format("tiny")
     config.buckets.suffix, config.buckets.chunk = (49,), (16,)
     validate(config)
-    tokenizer = SimpleNamespace(encode=lambda text: [0, 0])
     with pytest.raises(ValueError, match=r"config.buckets.suffix\[-1\]=49 .* 2 tokens of template"):
-        check_prompts(config, [], chat, tokenizer)
+        check_prompts(config, [], short_collector(chat))
+
+
+def short_collector(chat, context=4096, tokens=2):
+    """What `check_prompts` reads of a collector, with a tokenizer that makes `tokens` of everything."""
+    tokenizer = SimpleNamespace(encode=lambda text: [0] * tokens)
+    return SimpleNamespace(chat=chat, tokenizer=tokenizer, limits=SimpleNamespace(max_context=context))
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    config, chat = default_config(), get_format("tiny")
+    task = build_suite(config).tasks("val")[0]
+    assert check_prompts(config, [task], short_collector(chat, context=5)) == 2
+    with pytest.raises(ValueError, match="has 2 tokens and leaves no room for an answer in the policy's context of 4"):
+        check_prompts(config, [task], short_collector(chat, context=4))
 
 
 def test_stripping_needs_bare_and_cued_rows():
