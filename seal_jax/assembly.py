@@ -26,6 +26,7 @@ from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
 from seal_jax.learner.loss import LossSettings
 from seal_jax.learner.optimizer import OptimizerSettings
+from seal_jax.learner.sft import SftSettings
 from seal_jax.learner.update import Learner, UpdateSettings
 from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
@@ -84,6 +85,8 @@ def interface_settings(config: ConfigDict) -> InterfaceSettings:
 def check_settings(config: ConfigDict) -> None:
     """ValueError for a setting that a part of the run refuses: here, not after the weights are loaded."""
     learner_settings(config)
+    if config.warm_start.enabled:
+        sft_settings(config)
     episode_limits(config)
     interface_settings(config)
     utility_vector(config.loss.utility.to_dict())
@@ -99,6 +102,11 @@ def learner_settings(config: ConfigDict) -> dict[str, Any]:
         "optimizer": OptimizerSettings(**config.optimizer.to_dict(), total_steps=steps),
         "update": update,
     }
+
+
+def sft_settings(config: ConfigDict) -> SftSettings:
+    names = ("epochs", "group", "rows_per_step", "learning_rate", "other_weight")
+    return SftSettings(**{name: config.warm_start[name] for name in names}, seed=config.seed)
 
 
 def episode_limits(config: ConfigDict, **options: Any) -> Limits:

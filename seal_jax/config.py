@@ -222,7 +222,7 @@ def validate(config: ConfigDict) -> None:
             f"{config.policy.source!r} loads them; set config.warm_start.enabled=False"
         )
     if config.warm_start.enabled:
-        for key in ("demos", "per_skin", "group", "epochs", "rows_per_step"):
+        for key in ("demos", "per_skin"):
             at_least(config, f"warm_start.{key}", 1)
     if config.warm_start.enabled and config.suite != "toolbox":
         raise ValueError(

@@ -17,7 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from seal_jax.assembly import Policy, episode_limits, interface_settings, same_ids
+from seal_jax.assembly import Policy, episode_limits, interface_settings, same_ids, sft_settings
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
 from seal_jax.envs.toolbox import ToolboxSuite
@@ -25,7 +25,7 @@ from seal_jax.envs.toolbox.play import CORPUS_FIXED_SHARE, corpus
 from seal_jax.envs.toolbox.teacher import Demo, Habits, View, demonstrations
 from seal_jax.interface import BARE, Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
-from seal_jax.learner.sft import SftSettings, sft_train
+from seal_jax.learner.sft import sft_train
 from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.copying import wire_for_copying
 from seal_jax.policy.model import init_params
@@ -74,14 +74,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
             policy,
             params,
             demos,
-            SftSettings(
-                epochs=ws.epochs,
-                group=ws.group,
-                rows_per_step=ws.rows_per_step,
-                learning_rate=ws.learning_rate,
-                other_weight=ws.other_weight,
-                seed=config.seed,
-            ),
+            sft_settings(config),
             buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix)),
             mesh=mesh,
             progress=lambda step, total, m: logging.info("warm start %d/%d: nll %.3f", step, total, m["nll"]),

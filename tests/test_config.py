@@ -94,7 +94,6 @@ def test_values_that_cannot_work(key, value, message):
             "config.warm_start.enabled=True starts from random weights, but config.policy.source='hf'",
         ),
         ({"warm_start.enabled": True, "warm_start.demos": 0}, "config.warm_start.demos=0: must be at least 1"),
-        ({"warm_start.enabled": True, "warm_start.epochs": 0}, "config.warm_start.epochs=0: must be at least 1"),
     ],
 )
 def test_settings_that_do_not_fit_together(changes, message):
@@ -156,6 +155,7 @@ def test_stripping_needs_bare_and_cued_rows():
             "optimizer.warmup_steps=40 leaves nothing of a cosine over all 40 steps",
         ),
         ({"learner.prompts_per_micro": 0}, "learner.prompts_per_micro=0"),
+        ({"warm_start.enabled": True, "warm_start.epochs": 0}, "config.warm_start.epochs=0 must be at least 1"),
         ({"limits.max_new_tokens": 0}, "config.limits.max_new_tokens=0 must be at least 1"),
         ({"limits.max_steps": 0}, "config.limits.max_steps=0 must be at least 1"),
         ({"interface.max_cues": -1}, "max_cues=-1"),
