@@ -39,6 +39,18 @@ ToolDoc = Mapping[str, Any]
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
+class Unevaluated(str):
+    """An argument that is Python source instead of a value, where BFCL's executor would evaluate what a model wrote.
+
+    It prints bare, so that `str(call)` is the line that the executor gets; nothing of ours evaluates it.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Call:
     """One tool call. `positional` is only ever non-empty in reference programs (BFCL has 160 such calls)."""
