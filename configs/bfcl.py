@@ -79,10 +79,12 @@ def on_a_cpu(c: ConfigDict) -> ConfigDict:
     c.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
     c.rounds, c.tasks_per_round, c.rollouts = 2, 2, 4
     c.learner.minibatches, c.learner.prompts_per_micro = 1, 1
-    # One bucket each: on a CPU compiling a deep model takes longer than computing some padding.
-    c.buckets.prompt, c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (8192,), (2048,), (64, 512), (2,)
+    # A bucket compiles when it is first met, in less time than one step spends on the padding of the next larger one.
+    c.buckets.prompt, c.buckets.suffix, c.buckets.chunk = (4096, 6144, 8192), (512, 1024), (64, 512)
+    c.buckets.groups, c.buckets.act_in_last = (2,), True
     c.limits.max_new_tokens = 64
     c.limits.max_steps = 6
     c.limits.max_observation_tokens = 448
     c.eval.every, c.eval.val, c.eval.test = 0, 0, 2
+    c.checkpoint.every = 1
     return c
