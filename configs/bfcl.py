@@ -40,6 +40,10 @@ def get_config(backbone: str = "qwen25_7b") -> ConfigDict:
         c.rounds = 0
         c.eval.test = 20
         c.eval.category = "base"
+        # Nothing is trained, so there is room for whole episodes.
+        c.limits.max_new_tokens, c.limits.max_steps, c.limits.max_observation_tokens = 256, 20, 1000
+        c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (1024, 2048, 4096), (64, 256, 1024), (4,)
+        c.buckets.act_in_last = False
     elif backbone == "qwen25_3b":
         c.tasks_per_round = 16
     elif backbone == "toolace2_8b":
