@@ -79,6 +79,11 @@ class Argument:
             return f"{self.type} with " + ", ".join(f"{f.name} {f.words(parts)}".rstrip() for f in self.fields)
         return f"{self.type} of {self.items}" if self.items else self.type
 
+    def needs(self, value: Any) -> str:
+        """What a value that does not fit lacks: its type where that is wrong, else what `words` tells."""
+        parts = ("type",) if not _has_type(value, self.type) and not self.values else ("type", "values", "format")
+        return self.words(parts)
+
     def fits(self, value: Any) -> bool:
         """Whether a JSON value is what the docs ask for; what they do not say or we cannot check fits."""
         if not _has_type(value, self.type):

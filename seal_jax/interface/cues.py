@@ -7,7 +7,6 @@ never a value from a task, a result or a reference program.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -90,8 +89,13 @@ def _argument_detail(error: CallResult, tools: Sequence[ToolDoc]) -> str:
     if not _NAME.fullmatch(error.detail):
         return ""
     doc = _doc_of(error.call.name, tools)
-    known = next((a for a in arguments(doc) if a.name == error.detail), None) if doc is not None else None
+    known = _argument(error, doc) if doc is not None else None
     return _named(known) if known is not None else f" {error.detail}"
+
+
+def _argument(error: CallResult, doc: ToolDoc) -> Argument | None:
+    """The argument that the error is about, if its tool has one of that name."""
+    return next((a for a in arguments(doc) if a.name == error.detail), None)
 
 
 def _named(argument: Argument) -> str:
@@ -106,8 +110,7 @@ def _classed(error: CallResult | ParseError, kind: str, tools: Sequence[ToolDoc]
             mend = PARSE_MENDS.get(error.kind)
             return CLASSED_FEEDBACK["parse"].format(mend=mend) if mend else FEEDBACK["parse"]
         called = re.search(r"'([^']*)'", error.message)
-        near = nearest(tools, called.group(1) if called else "", max_tools)
-        return FEEDBACK[kind].format(tools=tool_names(near, max_tools, len(tools)))
+        return FEEDBACK[kind].format(tools=_near_names(tools, called.group(1) if called else "", max_tools))
     doc = _doc_of(error.call.name, tools)
     detail = _argument_detail(error, tools)
     if doc is not None and kind == "missing_argument":
@@ -119,25 +122,32 @@ def _classed(error: CallResult | ParseError, kind: str, tools: Sequence[ToolDoc]
         return CLASSED_FEEDBACK[kind].format(detail=detail, takes=takes)
     if kind in ("tool_error", "exception") and (sure := error_class(error, sure=True)):
         return sure.text
-    if doc is not None and not detail and kind in ("tool_error", "exception", "argument_type"):
-        if misfit := first_misfit(error.call, doc):
-            return FEEDBACK["argument_type"].format(detail=_named(misfit))
+    if doc is not None and kind in ("tool_error", "exception", "argument_type"):
+        if misfit := _argument(error, doc) or first_misfit(error.call, doc):
+            needs = misfit.needs(error.call.arguments.get(misfit.name))
+            return FEEDBACK["argument_type"].format(detail=f" {misfit.name}" + (f" ({needs})" if needs else ""))
     if kind in ("tool_error", "exception") and (found := error_class(error, sure=False)):
         return found.text
-    near = nearest(tools, error.call.name, max_tools)
-    return FEEDBACK[kind].format(detail=detail, tools=tool_names(near, max_tools, len(tools)))
+    return FEEDBACK[kind].format(detail=detail, tools=_near_names(tools, error.call.name, max_tools))
 
 
-def nearest(tools: Sequence[ToolDoc], name: str, limit: int) -> list[ToolDoc]:
-    """Of more tools than a cue lists, those whose names are most like the one that was called; in their own order."""
+def _near_names(tools: Sequence[ToolDoc], name: str, limit: int) -> str:
+    """Of more tools than a cue lists, those whose names share most letter pairs with the called one, in their order."""
     if len(tools) <= limit:
-        return list(tools)
+        return tool_names(tools, limit)
+    called = _letter_pairs(name)
 
-    def likeness(i: int) -> float:
-        return difflib.SequenceMatcher(None, name.lower(), str(tools[i]["name"]).lower(), autojunk=False).ratio()
+    def unlikeness(i: int) -> float:
+        pairs = _letter_pairs(str(tools[i]["name"]))
+        return -len(pairs & called) / (len(pairs) + len(called) or 1)
 
-    best = sorted(range(len(tools)), key=lambda i: -likeness(i))[:limit]  # stable: equal ones in the order of the docs
-    return [tools[i] for i in sorted(best)]
+    best = sorted(range(len(tools)), key=unlikeness)[:limit]  # stable: equal ones in the order of the docs
+    return tool_names([tools[i] for i in sorted(best)], limit, of=len(tools))
+
+
+def _letter_pairs(name: str) -> set[str]:
+    word = name[:64].lower()
+    return {word[i : i + 2] for i in range(len(word) - 1)}
 
 
 def _doc_of(name: str, tools: Sequence[ToolDoc]) -> ToolDoc | None:
