@@ -236,7 +236,8 @@ def test_describe_is_json_with_texts():
     log = json.loads(json.dumps(full(InterfaceSettings(placement="inline")).describe()))
     assert [x["label"] for x in log["active"]] == list(FAILURE_LABELS)
     assert all(x["reason"] == "given" for x in log["active"])
-    assert "refused: fix the cause, then retry." in str(log)
+    assert "refused: fix the cause, then retry." in str(log) and "log in first" not in str(log)
+    assert "log in first" in str(full(InterfaceSettings(feedback="classed")).describe())
 
 
 def test_json_round_trip():
