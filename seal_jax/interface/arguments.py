@@ -7,6 +7,7 @@ policy, and the policy's own call may be held against it.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,7 @@ class Argument:
         if self.items and not _has_type(item, self.items):
             return False
         if self.values:
-            return (item if isinstance(item, str) else json.dumps(item, default=str)) in self.values
+            return _as_listed(item) in self.values
         return not self.format or _written_as(self.format, item)
 
 
@@ -149,6 +150,16 @@ def value_type(prop: Mapping[str, Any]) -> str:
     return _TYPES.get(kind, kind) if isinstance(kind, str) else ""
 
 
+def _as_listed(value: Any) -> str:
+    """A value as `allowed_values` writes it."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a cycle: no listed value
+        return ""
+
+
 def _has_type(value: Any, kind: str) -> bool:
     if kind not in _PYTHON:
         return True
@@ -172,12 +183,16 @@ def allowed_values(prop: Mapping[str, Any]) -> tuple[str, ...]:
     for holder in (prop, prop.get("items")):
         if isinstance(holder, Mapping) and isinstance(holder.get("enum"), list | tuple):
             return tuple(v if isinstance(v, str) else json.dumps(v) for v in holder["enum"])
-    description = str(prop.get("description", ""))
-    if match := _LISTED_VALUES.search(description):
+    return _values_in(str(prop.get("description", "")))
+
+
+@functools.lru_cache(maxsize=4096)  # every row of every round reads the same docs
+def _values_in(prose: str) -> tuple[str, ...]:
+    if match := _LISTED_VALUES.search(prose):
         return _listed(match.group(1))
-    if match := _SLASHED_VALUES.search(description):
+    if match := _SLASHED_VALUES.search(prose):
         return tuple(match.group(1).split("/"))
-    if match := _GLOSSED_VALUES.search(description):
+    if match := _GLOSSED_VALUES.search(prose):
         return tuple(re.findall(r"'(\w+)' for", match.group(1)))
     return ()
 
@@ -231,6 +246,7 @@ def value_format(prop: Mapping[str, Any]) -> str:
     return _format_in(str(prop.get("description", "")))
 
 
+@functools.lru_cache(maxsize=4096)
 def _format_in(prose: str) -> str:
     for pattern, words in _PROSE_FORMATS:
         if match := pattern.search(prose):
@@ -238,6 +254,7 @@ def _format_in(prose: str) -> str:
     return ""
 
 
+@functools.lru_cache(maxsize=4096)
 def _format_told_by_the_tool(name: str, about: str) -> str:
     """A format that the tool's own description gives for some arguments: "From and To should be ..." speaks of
     `travel_from` and `travel_to`."""

@@ -142,7 +142,7 @@ def _near_names(tools: Sequence[ToolDoc], name: str, limit: int) -> str:
         return -len(pairs & called) / (len(pairs) + len(called) or 1)
 
     best = sorted(range(len(tools)), key=unlikeness)[:limit]  # stable: equal ones in the order of the docs
-    return tool_names([tools[i] for i in sorted(best)], limit, of=len(tools))
+    return tool_names([tools[i] for i in sorted(best)], limit, others=True)
 
 
 def _letter_pairs(name: str) -> set[str]:
@@ -185,7 +185,7 @@ def schema_lines(tools: Sequence[ToolDoc], parts: Sequence[str], max_tools: int)
     if len(lines) <= max_tools:
         return [line for _, line in lines]
     first = sorted(range(len(lines)), key=lambda i: not lines[i][0])[:max_tools]  # stable
-    return [lines[i][1] for i in sorted(first)] + [f"{MARK} +{len(lines) - max_tools} more"]
+    return [lines[i][1] for i in sorted(first)] + [f"{MARK} for the other tools see their docs."]
 
 
 def annotate(doc: ToolDoc, parts: Sequence[str]) -> ToolDoc:
@@ -217,8 +217,7 @@ def _annotated(
     return new
 
 
-def tool_names(tools: Sequence[ToolDoc], limit: int, of: int | None = None) -> str:
-    """The first `limit` names, and how many more there are of `of` tools (default: of these)."""
-    names = [str(doc["name"]) for doc in tools][:limit]
-    more = (len(tools) if of is None else of) - len(names)
-    return (", ".join(names) or "none") + (f", +{more} more" if more else "")
+def tool_names(tools: Sequence[ToolDoc], limit: int, others: bool = False) -> str:
+    """The first `limit` names, and that there are others; not how many, as any number could be a task's value."""
+    names = [str(doc["name"]) for doc in tools]
+    return (", ".join(names[:limit]) or "none") + (", and others" if others or len(names) > limit else "")

@@ -40,7 +40,7 @@ class InterfaceSettings:
       max_cues: how many cues may be active at once, pinned ones aside.
       pinned: labels whose cue is always on, whatever the profile (ablations, warm start).
       schema_parts: what φ_schema says about an argument: "required", "type", "values" (allowed ones), "format".
-      max_tools: how many tools a cue lists before it says "+k more".
+      max_tools: how many tools a cue lists before it says "and others".
       feedback: how finely φ_err words an error: "plain" (one text per error kind, few words: what the quickstart's
         policy was taught to read) or "classed" (also what the call violates in its docs, and the class of a refusal).
     """

@@ -97,7 +97,7 @@ def vocabulary(tools) -> set[str]:
     texts += [
         w for d in tools for a in arguments(d) for w in (d["name"], a.name, a.words(("type", "values", "format")))
     ]
-    return {word for text in texts for word in re.findall(r"\w+", text)} | {"more", "zqx_more"}
+    return {word for text in texts for word in re.findall(r"\w+", text)} | {"and", "others", "zqx_more"}
 
 
 def test_every_error_of_the_real_tools_has_a_hint_of_the_right_kind(suite, docs):
@@ -273,7 +273,7 @@ def test_an_unknown_tool_brings_the_names_most_like_it(suite):
         CallResult(Call("get_zipcode"), "Error during execution: name 'get_zipcode' is not defined", "unknown_tool"),
     ):
         hint = short.feedback(error, task.tools)
-        assert "get_zipcode_based_on_city" in hint and hint.endswith(f", +{len(task.tools) - 3} more.")
+        assert "get_zipcode_based_on_city" in hint and hint.endswith(", and others.")
         assert hint == short.feedback(error, task.tools)
 
 

@@ -66,7 +66,7 @@ def test_a_guideline_is_one_short_constant_line(label):
 
 def test_format_reminder_names_the_tools():
     assert "send, light, book, ping" in showing("invalid_tool_call").note(TOOLS)
-    assert "send, light, +2 more" in showing("invalid_tool_call", max_tools=2).note(TOOLS)
+    assert "send, light, and others." in showing("invalid_tool_call", max_tools=2).note(TOOLS)
 
 
 def test_recovery_needs_no_note():
@@ -90,7 +90,7 @@ def test_schema_lines():
 
 def test_schema_parts_and_limit():
     lines = showing("argument_mismatch", schema_parts=("values",), max_tools=1).note(TOOLS).splitlines()
-    assert lines == ["[hint] send: mode fast|slow.", "[hint] +1 more"]
+    assert lines == ["[hint] send: mode fast|slow.", "[hint] for the other tools see their docs."]
 
 
 def test_inline_writes_into_copies():
