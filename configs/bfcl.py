@@ -62,6 +62,7 @@ def paper() -> ConfigDict:
     c.mesh = ConfigDict({"data": 1, "fsdp": -1, "tensor": 1})
     c.rounds, c.tasks_per_round, c.rollouts = 72, 32, 8
     c.interface.exposure, c.interface.placement = 1.0, "inline"
+    c.interface.feedback = "classed"
     c.buckets.prompt = (4096, 6144, 8192)
     c.buckets.suffix = (1024, 2048, 4096, 8192)
     c.buckets.chunk = (64, 256, 1024, 4096)

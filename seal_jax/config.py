@@ -75,6 +75,8 @@ def default_config() -> ConfigDict:
     c.interface.min_rounds = 2  # a cue is shown at least this long
     c.interface.min_count = 4  # turns with the label in the last round, without which a cue does not come
     c.interface.max_cues = 3  # active at once
+    c.interface.max_tools = 12  # tools that a cue lists before it says "and others"
+    c.interface.feedback = "plain"  # one text per kind of error; "classed" tells also the class of a refusal
     c.interface.pinned = ()  # labels whose cue is always on (ablations)
 
     c.loss = ConfigDict()

@@ -7,11 +7,12 @@ never a value from a task, a result or a reference program.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seal_jax.interface.arguments import Argument, arguments, first_misfit, properties
+from seal_jax.interface.errors import PARSE_MENDS, error_class
 from seal_jax.types import CallResult, ParseError, ToolDoc
 
 MARK = "[hint]"
@@ -53,31 +54,14 @@ LABEL_OF_ERROR: Mapping[str, str] = {
     "size_limit": "recovery_failure",
 }
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,40}")
-_TYPES: Mapping[str, str] = {
-    "string": "str",
-    "str": "str",
-    "integer": "int",
-    "int": "int",
-    "number": "float",
-    "float": "float",
-    "double": "float",
-    "boolean": "bool",
-    "bool": "bool",
-    "array": "list",
-    "list": "list",
-    "tuple": "list",
-    "object": "dict",
-    "dict": "dict",
+#: What `feedback="classed"` says instead, where it can say more.
+CLASSED_FEEDBACK: Mapping[str, str] = {
+    "parse": "malformed: {mend}.",
+    "missing_argument": "missing arguments{detail}; add them.",
+    "unexpected_argument": "unexpected argument{detail}; the tool takes {takes}.",
 }
-# Allowed values as prose: `[Enum]: ["a", "b"]`, `[Enum]: a, b`, `Possible values: a, b`, `must be one of: a, b`.
-_PROSE_VALUES = re.compile(
-    r"(?:\[enum\]\s*:?|(?:possible|allowed|valid|accepted)\s+(?:values|options)\s*(?:are|:)|(?:must\s+be\s+)?one\s+of\s*:)"
-    r"\s*(\[[^\]]*\]|[^\n]+)",
-    re.IGNORECASE,
-)
-# A format as prose: letters that stand for digits, joined by separators (YYYY-MM-DD, MM/YYYY).
-_PROSE_FORMAT = re.compile(r"format\b[^A-Z\n]{0,12}((?:YYYY|[YMDHS]{2})(?:[-/:T](?:YYYY|[YMDHS]{2}))+)")
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,40}")
 
 
 def error_kind(error: CallResult | ParseError) -> str:
@@ -87,11 +71,15 @@ def error_kind(error: CallResult | ParseError) -> str:
     return error.error if error.error in FEEDBACK else ""
 
 
-def feedback_text(error: CallResult | ParseError, tools: Sequence[ToolDoc], max_tools: int) -> str:
+def feedback_text(
+    error: CallResult | ParseError, tools: Sequence[ToolDoc], max_tools: int, classed: bool = False
+) -> str:
     """φ_err for one error."""
     kind = error_kind(error)
     if not kind:
         return ""
+    if classed:
+        return f"{MARK} " + _classed(error, kind, tools, max_tools)
     detail = _argument_detail(error, tools) if isinstance(error, CallResult) else ""
     return f"{MARK} " + FEEDBACK[kind].format(detail=detail, tools=tool_names(tools, max_tools))
 
@@ -100,10 +88,70 @@ def _argument_detail(error: CallResult, tools: Sequence[ToolDoc]) -> str:
     """The offending argument and, from the docs, what it must be. Anything that is not a plain name is left out."""
     if not _NAME.fullmatch(error.detail):
         return ""
-    doc = next((d for d in tools if d["name"] == error.call.name), None)
-    prop = properties(doc).get(error.detail) if doc is not None else None
-    needs = constraint(prop, ("type", "values", "format")) if prop is not None else ""
-    return f" {error.detail}" + (f" ({needs})" if needs else "")
+    doc = _doc_of(error.call.name, tools)
+    known = _argument(error, doc) if doc is not None else None
+    return _named(known) if known is not None else f" {error.detail}"
+
+
+def _argument(error: CallResult, doc: ToolDoc) -> Argument | None:
+    """The argument that the error is about, if its tool has one of that name."""
+    return next((a for a in arguments(doc) if a.name == error.detail), None)
+
+
+def _named(argument: Argument) -> str:
+    needs = argument.words(("type", "values", "format"))
+    return f" {argument.name}" + (f" ({needs})" if needs else "")
+
+
+def _classed(error: CallResult | ParseError, kind: str, tools: Sequence[ToolDoc], max_tools: int) -> str:
+    """The finer wording: what mends the message, what the call violates in its docs, or the class of the refusal."""
+    if isinstance(error, ParseError):
+        if kind == "parse":
+            mend = PARSE_MENDS.get(error.kind)
+            return CLASSED_FEEDBACK["parse"].format(mend=mend) if mend else FEEDBACK["parse"]
+        called = re.search(r"'([^']*)'", error.message)
+        return FEEDBACK[kind].format(tools=_near_names(tools, called.group(1) if called else "", max_tools))
+    doc = _doc_of(error.call.name, tools)
+    detail = _argument_detail(error, tools)
+    if doc is not None and kind == "missing_argument":
+        lacking = [a for a in arguments(doc) if a.required and a.name not in error.call.arguments]
+        if len(lacking) > 1 and not error.call.positional:
+            return CLASSED_FEEDBACK[kind].format(detail=",".join(map(_named, lacking)))
+    if doc is not None and kind == "unexpected_argument":
+        takes = ", ".join(a.name + ("" if a.required else "?") for a in arguments(doc)) or "none"
+        return CLASSED_FEEDBACK[kind].format(detail=detail, takes=takes)
+    if kind in ("tool_error", "exception") and (sure := error_class(error, sure=True)):
+        return sure.text
+    if doc is not None and kind in ("tool_error", "exception", "argument_type"):
+        if misfit := _argument(error, doc) or first_misfit(error.call, doc):
+            needs = misfit.needs(error.call.arguments.get(misfit.name))
+            return FEEDBACK["argument_type"].format(detail=f" {misfit.name}" + (f" ({needs})" if needs else ""))
+    if kind in ("tool_error", "exception") and (found := error_class(error, sure=False)):
+        return found.text
+    return FEEDBACK[kind].format(detail=detail, tools=_near_names(tools, error.call.name, max_tools))
+
+
+def _near_names(tools: Sequence[ToolDoc], name: str, limit: int) -> str:
+    """Of more tools than a cue lists, those whose names share most letter pairs with the called one, in their order."""
+    if len(tools) <= limit:
+        return tool_names(tools, limit)
+    called = _letter_pairs(name)
+
+    def unlikeness(i: int) -> float:
+        pairs = _letter_pairs(str(tools[i]["name"]))
+        return -len(pairs & called) / (len(pairs) + len(called) or 1)
+
+    best = sorted(range(len(tools)), key=unlikeness)[:limit]  # stable: equal ones in the order of the docs
+    return tool_names([tools[i] for i in sorted(best)], limit, others=True)
+
+
+def _letter_pairs(name: str) -> set[str]:
+    word = name[:64].lower()
+    return {word[i : i + 2] for i in range(len(word) - 1)}
+
+
+def _doc_of(name: str, tools: Sequence[ToolDoc]) -> ToolDoc | None:
+    return next((doc for doc in tools if doc["name"] == name), None)
 
 
 def guideline_text(label: str, tools: Sequence[ToolDoc], max_tools: int) -> str:
@@ -115,100 +163,61 @@ def guideline_text(label: str, tools: Sequence[ToolDoc], max_tools: int) -> str:
 def schema_lines(tools: Sequence[ToolDoc], parts: Sequence[str], max_tools: int) -> list[str]:
     """φ_schema as lines, one per tool that has an argument worth a word: `[hint] send: id int, mode a|b.`
 
-    Required arguments are listed plainly and optional ones (only when their values or format are constrained) with "?";
-    without the part "required" there is no such distinction and only constrained arguments are listed.
+    Required arguments are listed plainly and optional ones (only when the docs constrain them) with "?"; without the
+    part "required" there is no such distinction and only constrained arguments are listed. Of more than `max_tools`
+    lines those stay that tell allowed values or formats, which types and names alone do not show.
     """
-    lines = []
+    lines: list[tuple[bool, str]] = []
     for doc in tools:
-        required = required_arguments(doc) if "required" in parts else frozenset()
-        items = []
-        for name, prop in properties(doc).items():
-            special = constraint(prop, [p for p in parts if p in ("values", "format")])
-            if name not in required and not special:
+        items, telling = [], False
+        for argument in arguments(doc):
+            required = argument.required and "required" in parts
+            special = bool(argument.words([p for p in parts if p in ("values", "format")]))
+            omit = argument.omit and "required" in parts
+            if not (required or special or omit):
                 continue
-            mark = "" if name in required or "required" not in parts else "?"
-            items.append(f"{name}{mark} {constraint(prop, parts)}".rstrip())
+            mark = "" if required or "required" not in parts else "?"
+            words = argument.words(parts)
+            items.append(f"{argument.name}{mark} {words}".rstrip() + (" or left out" if omit else ""))
+            telling = telling or special
         if items:
-            lines.append(f"{MARK} {doc['name']}: {', '.join(items)}.")
-    if len(lines) > max_tools:
-        lines = lines[:max_tools] + [f"{MARK} +{len(lines) - max_tools} more"]
-    return lines
+            lines.append((telling, f"{MARK} {doc['name']}: {', '.join(items)}."))
+    if len(lines) <= max_tools:
+        return [line for _, line in lines]
+    first = sorted(range(len(lines)), key=lambda i: not lines[i][0])[:max_tools]  # stable
+    return [lines[i][1] for i in sorted(first)] + [f"{MARK} for the other tools see their docs."]
 
 
 def annotate(doc: ToolDoc, parts: Sequence[str]) -> ToolDoc:
     """φ_schema written into a copy of the doc: each argument's description says what it must be."""
-    required = required_arguments(doc)
-    new: dict[str, Any] = {}
-    for name, prop in properties(doc).items():
-        marks = ["required"] if "required" in parts and name in required else []
-        values = allowed_values(prop) if "values" in parts else ()
-        form = value_format(prop) if "format" in parts else ""
-        marks += [f"type: {value_type(prop)}"] if "type" in parts and value_type(prop) else []
-        marks += [f"one of: {'|'.join(values)}"] if values else []
-        marks += [f"format: {form}"] if form else []
+    props = properties(doc)
+    if not props:
+        return doc
+    return {**doc, "parameters": {**doc["parameters"], "properties": _annotated(props, arguments(doc), parts)}}
+
+
+def _annotated(
+    props: Mapping[str, Mapping[str, Any]], known: Sequence[Argument], parts: Sequence[str]
+) -> dict[str, Mapping[str, Any]]:
+    new: dict[str, Mapping[str, Any]] = {}
+    for argument in known:
+        prop = props[argument.name]
+        marks = ["required"] if "required" in parts and argument.required else []
+        marks += ["optional: leave out for none"] if "required" in parts and argument.omit else []
+        kind = argument.type if argument.fields else argument.type_words(parts)  # fields get marks of their own
+        marks += [f"type: {kind}"] if "type" in parts and kind else []
+        marks += [f"one of: {'|'.join(argument.values)}"] if "values" in parts and argument.values else []
+        marks += [f"format: {argument.format}"] if "format" in parts and argument.format else []
         if marks:
             text = " ".join([str(prop.get("description", "")), *(f"[{m}]" for m in marks)])
             prop = {**prop, "description": text.strip()}
-        new[name] = prop
-    if not new:
-        return doc
-    return {**doc, "parameters": {**doc["parameters"], "properties": new}}
+        if argument.fields:
+            prop = {**prop, "properties": _annotated(prop["properties"], argument.fields, parts)}
+        new[argument.name] = prop
+    return new
 
 
-def constraint(prop: Mapping[str, Any], parts: Sequence[str]) -> str:
-    """What a value must be, in a word: its allowed values, else its format, else its type."""
-    if "values" in parts and (values := allowed_values(prop)):
-        return "|".join(values)
-    if "format" in parts and (form := value_format(prop)):
-        return form
-    return value_type(prop) if "type" in parts else ""
-
-
-def allowed_values(prop: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values that the docs allow: an `enum` key (of the argument or of its items), or prose in the description."""
-    for holder in (prop, prop.get("items")):
-        if isinstance(holder, Mapping) and isinstance(holder.get("enum"), list | tuple):
-            return tuple(v if isinstance(v, str) else json.dumps(v) for v in holder["enum"])
-    match = _PROSE_VALUES.search(str(prop.get("description", "")))
-    return _listed(match.group(1)) if match else ()
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """Values of a written list; () when it is prose after all."""
-    if text.startswith("["):
-        try:
-            values = json.loads(text)
-        except ValueError:
-            values = [v.strip().strip("'\"") for v in text[1:-1].split(",")]
-    else:
-        sentence = re.split(r"\.(?:\s|$)|;", text, maxsplit=1)[0]
-        values = [v.strip().strip("'\"`") for v in re.split(r",\s*(?:and|or)\s+|,|\s+or\s+", sentence)]
-    names = tuple(v if isinstance(v, str) else json.dumps(v) for v in values)
-    return names if len(names) > 1 and all(0 < len(v) <= 24 for v in names) else ()
-
-
-def value_format(prop: Mapping[str, Any]) -> str:
-    """The written format of a value: a `format` key, or a pattern such as YYYY-MM-DD named in the description."""
-    form = prop.get("format")
-    if isinstance(form, str) and form not in _TYPES:
-        return form
-    match = _PROSE_FORMAT.search(str(prop.get("description", "")))
-    return match.group(1) if match else ""
-
-
-def value_type(prop: Mapping[str, Any]) -> str:
-    kind = prop.get("type")
-    return _TYPES.get(kind, kind) if isinstance(kind, str) else ""
-
-
-def properties(doc: ToolDoc) -> Mapping[str, Mapping[str, Any]]:
-    return (doc.get("parameters") or {}).get("properties") or {}
-
-
-def required_arguments(doc: ToolDoc) -> frozenset[str]:
-    return frozenset((doc.get("parameters") or {}).get("required") or ())
-
-
-def tool_names(tools: Sequence[ToolDoc], limit: int) -> str:
+def tool_names(tools: Sequence[ToolDoc], limit: int, others: bool = False) -> str:
+    """The first `limit` names, and that there are others; not how many, as any number could be a task's value."""
     names = [str(doc["name"]) for doc in tools]
-    return (", ".join(names[:limit]) or "none") + (f", +{len(names) - limit} more" if len(names) > limit else "")
+    return (", ".join(names[:limit]) or "none") + (", and others" if others or len(names) > limit else "")

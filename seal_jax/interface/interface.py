@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seal_jax.interface import cues
+from seal_jax.interface.errors import ERROR_CLASSES
 from seal_jax.interface.settings import COMPONENTS_OF, InterfaceSettings
 from seal_jax.types import FAILURE_LABELS, CallResult, ParseError, ToolDoc
 
@@ -75,7 +76,7 @@ class Interface:
         label = cues.LABEL_OF_ERROR.get(cues.error_kind(error))
         if label is None or not self._shows(label, "err"):
             return ""
-        return cues.feedback_text(error, tools, self.settings.max_tools)
+        return cues.feedback_text(error, tools, self.settings.max_tools, self.settings.feedback == "classed")
 
     def _shows(self, label: str, component: str) -> bool:
         return label in self.active and component in self.settings.components and component in COMPONENTS_OF[label]
@@ -118,7 +119,10 @@ class Interface:
     def _texts(self, label: str) -> list[str]:
         texts = [cues.GUIDELINES[label]] if self._shows(label, "cap") else []
         if self._shows(label, "err"):
-            texts += [text for kind, text in cues.FEEDBACK.items() if cues.LABEL_OF_ERROR[kind] == label]
+            tables = [cues.FEEDBACK, cues.CLASSED_FEEDBACK] if self.settings.feedback == "classed" else [cues.FEEDBACK]
+            texts += [text for table in tables for kind, text in table.items() if cues.LABEL_OF_ERROR[kind] == label]
+            if self.settings.feedback == "classed" and label == cues.LABEL_OF_ERROR["tool_error"]:
+                texts += [c.text for c in ERROR_CLASSES]
         return texts
 
     def to_dict(self) -> dict[str, Any]:

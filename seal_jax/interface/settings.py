@@ -40,7 +40,9 @@ class InterfaceSettings:
       max_cues: how many cues may be active at once, pinned ones aside.
       pinned: labels whose cue is always on, whatever the profile (ablations, warm start).
       schema_parts: what φ_schema says about an argument: "required", "type", "values" (allowed ones), "format".
-      max_tools: how many tools a cue lists before it says "+k more".
+      max_tools: how many tools a cue lists before it says "and others".
+      feedback: how finely φ_err words an error: "plain" (one text per error kind, few words: what the quickstart's
+        policy was taught to read) or "classed" (also what the call violates in its docs, and the class of a refusal).
     """
 
     components: tuple[str, ...] = COMPONENTS
@@ -53,6 +55,7 @@ class InterfaceSettings:
     pinned: tuple[str, ...] = ()
     schema_parts: tuple[str, ...] = SCHEMA_PARTS
     max_tools: int = 12
+    feedback: str = "plain"
 
     def __post_init__(self) -> None:
         for name in ("components", "pinned", "schema_parts"):
@@ -67,6 +70,8 @@ class InterfaceSettings:
         _known("retire", self.retire, FAILURE_LABELS)
         if self.placement not in ("note", "inline"):
             raise ValueError(f"interface.placement={self.placement!r} is not known; choose 'note' or 'inline'")
+        if self.feedback not in ("plain", "classed"):
+            raise ValueError(f"interface.feedback={self.feedback!r} is not known; choose 'plain' or 'classed'")
         for name, low in (("min_rounds", 0), ("min_count", 0), ("max_cues", 0), ("max_tools", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < low:

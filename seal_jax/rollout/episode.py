@@ -203,7 +203,8 @@ class Episode:
         opening = self.task.turns[self.turn]
         if opening.reveals:
             self.tools += opening.reveals
-            self._queue("user", self.chat.after_message + self.chat.reveal(opening.reveals))
+            docs = self.interface.inline(opening.reveals) if self.cued else opening.reveals
+            self._queue("user", self.chat.after_message + self.chat.reveal(docs))
             if self.cued:
                 self._queue_note(opening.reveals, revealed=True)
         else:

@@ -1,10 +1,12 @@
 """How cues come and go: thresholds per label, hysteresis, the cap, and the settings' checks."""
 
+import random
+
 import pytest
 
 from seal_jax.diagnosis import Profile, count
 from seal_jax.interface import BARE, Interface, InterfaceSettings, evolve, initial
-from seal_jax.types import FAILURE_LABELS, LABELS, Diagnosis, TurnLabel
+from seal_jax.types import FAILURE_LABELS, LABEL_ID, LABELS, Call, CallResult, Diagnosis, TurnLabel
 
 
 def profile(rate=1.0, turns=100, before=None, **labels):
@@ -187,3 +189,117 @@ def test_settings_from_a_config():
     assert settings.activate["state_mismatch"] == 0.3
     assert settings.activate["recovery_failure"] == 0.08
     assert InterfaceSettings.from_dict(settings.to_dict()) == settings
+
+
+# --- properties, on random profiles -----------------------------------------------------------------------------------
+def random_settings(rng, **fixed):
+    on = {label: rng.choice([0.0, 0.02, 0.08, 0.15, 0.3]) for label in FAILURE_LABELS}
+    off = {label: on[label] * rng.choice([0.0, 0.5, 1.0]) for label in FAILURE_LABELS}
+    options = {
+        "min_rounds": rng.randint(0, 3),
+        "min_count": rng.randint(0, 6),
+        "max_cues": rng.randint(0, len(FAILURE_LABELS)),
+        "pinned": tuple(rng.sample(FAILURE_LABELS, rng.choice([0, 0, 1, 2]))),
+    }
+    return InterfaceSettings(activate=on, retire=off, **options | fixed)
+
+
+def random_shares(rng):
+    """Shares of a round, sometimes drifting to one failure, sometimes none at all."""
+    labels = rng.sample(FAILURE_LABELS, rng.randint(0, len(FAILURE_LABELS)))
+    return {label: rng.choice([0.01, 0.03, 0.05, 0.08, 0.14]) for label in labels}
+
+
+def random_run(rng, settings, rounds=25):
+    """(before, profile, after) of each round."""
+    interface, p = initial(settings), Profile()
+    for _ in range(rounds):
+        p = profile(rng.choice([0.3, 0.5, 1.0]), turns=rng.choice([0, 20, 100]), before=p, **random_shares(rng))
+        before, interface = interface, evolve(interface, p)
+        yield before, p, interface
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_coming_and_going_has_its_reason(seed):
+    """Whatever the profiles: a cue comes at `activate` only, is not dropped between the thresholds unless others crowd
+    it out, is gone below `retire` once it was shown for its rounds; never more than allowed; the same each time."""
+    rng = random.Random(seed)
+    s = random_settings(rng)
+    for before, p, after in random_run(rng, s):
+        assert evolve(before, p) == after == Interface.from_dict(after.to_dict())
+        assert set(s.pinned) <= set(after.active) and len(after.active) <= len(s.pinned) + s.max_cues
+        assert after.round == before.round + 1
+        assert set(after.retired) == set(before.active) - set(after.active)
+        if p.latest.turns == 0:
+            assert after.active == before.active
+            continue
+        age = dict(zip(before.active, before.ages, strict=True))
+        for label in set(FAILURE_LABELS) - set(s.pinned):
+            rate, seen = p.rates[label], p.counts[LABEL_ID[label]]
+            here, then = label in before.active, label in after.active
+            crowded = len(after.active) == len(s.pinned) + s.max_cues
+            may_come = rate >= s.activate[label] and seen >= s.min_count
+            over = rate < s.retire[label] and age.get(label, 0) + 1 >= s.min_rounds
+            if not here:
+                assert then == may_come or (may_come and crowded)
+            elif over:
+                assert not then
+            else:
+                assert then or crowded  # within the band, or still young
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_hysteresis_never_flickers(seed):
+    """Rates within the band change nothing, however they move; under a profile at rest Ω comes to rest."""
+    rng = random.Random(seed)
+    s = InterfaceSettings(min_rounds=1, min_count=0, max_cues=len(FAILURE_LABELS))
+    started = tuple(rng.sample(FAILURE_LABELS, 3))
+    interface = Interface(active=started, settings=s, ages=(5, 5, 5))
+    for _ in range(20):
+        band = {label: rng.choice([0.04, 0.05, 0.06, 0.07]) for label in FAILURE_LABELS}
+        interface = evolve(interface, profile(**band))
+        assert set(interface.active) == set(started) and interface.retired == ()
+    settings, shares = random_settings(rng), random_shares(rng)
+    interface, p = initial(settings), profile(**shares)
+    states = []
+    for _ in range(12):
+        interface = evolve(interface, p)
+        states.append(interface.active)
+    assert len(set(states[settings.min_rounds + 1 :])) == 1
+
+
+@pytest.mark.parametrize("label", FAILURE_LABELS)
+def test_every_cue_can_come_and_go(label):
+    """Each label's text appears when its failure is frequent, and is retired when the failure is mastered: the rule
+    that the release never reached, because its reader looked for a number that its writer did not store."""
+    interface, p = initial(InterfaceSettings()), Profile()
+    tools = ({"name": "send", "parameters": {"properties": {"to": {"type": "string"}}, "required": ["to"]}},)
+    errors = [CallResult(Call("send"), "x", k, "to") for k in ("unknown_tool", "missing_argument", "tool_error")]
+
+    def said():
+        return interface.note(tools) + "".join(interface.feedback(e, tools) for e in errors)
+
+    assert said() == ""
+    p = profile(0.5, before=p, **{label: 0.3})
+    interface = evolve(interface, p)
+    assert interface.active == (label,) and said().startswith("[hint] ")
+    shown = 1
+    while interface.active:
+        p = profile(0.5, before=p)
+        interface = evolve(interface, p)
+        shown += 1
+        assert shown < 6
+    assert interface.retired == (label,) and p.rates[label] < 0.04 and said() == ""
+    assert interface.describe()["retired"] == [label]
+
+
+def test_mastery_clears_the_interface_from_any_state():
+    rng = random.Random(7)
+    for _ in range(20):
+        settings = random_settings(rng, pinned=())
+        (*_, (_, p, interface)) = random_run(rng, settings, rounds=6)
+        for _ in range(12):
+            p = profile(0.5, before=p)
+            interface = evolve(interface, p)
+        kept = {label for label in interface.active if settings.retire[label] > 1e-3}
+        assert not kept

@@ -6,7 +6,11 @@ import random
 import typing
 from collections.abc import Mapping, Sequence
 
+import pytest
+
+import seal_jax.interface.arguments as arguments_module
 import seal_jax.interface.cues as cues
+import seal_jax.interface.errors as errors_module
 import seal_jax.interface.evolve as evolve_module
 import seal_jax.interface.interface as interface_module
 import seal_jax.types as types
@@ -81,7 +85,7 @@ def test_the_profile_holds_numbers_only():
 
 
 def test_the_modules_import_none_of_the_forbidden_types():
-    for module in (cues, evolve_module, interface_module):
+    for module in (arguments_module, cues, errors_module, evolve_module, interface_module):
         held = {x for x in vars(module).values() if isinstance(x, type)}
         assert not held & FORBIDDEN, module.__name__
 
@@ -90,8 +94,9 @@ def secrets(rng, n):
     return [rng.choice([f"zq{rng.randint(10**6, 10**7)}", rng.randint(10**6, 10**7), rng.random()]) for _ in range(n)]
 
 
-def test_no_value_of_a_call_or_a_result_is_repeated():
-    rng = random.Random(0)
+@pytest.mark.parametrize("feedback", ["plain", "classed"])
+def test_no_value_of_a_call_or_a_result_is_repeated(feedback):
+    rng, shown = random.Random(0), full(InterfaceSettings(feedback=feedback))
     prop = {"type": "string", "description": "what to take"}
     for _ in range(200):
         names = [f"tool{i}" for i in range(4)]
@@ -107,8 +112,9 @@ def test_no_value_of_a_call_or_a_result_is_repeated():
             kind,
             rng.choice(["thing", "", f"position {values[0]}", f"{values[0]} is wrong"]),
         )
-        text = full(InterfaceSettings()).feedback(error, tools)
+        text = shown.feedback(error, tools)
         assert text
         assert not any(str(v) in text for v in values), text
-        parse = ParseError("bad_json", f"unexpected {values[0]}", 3)
-        assert not any(str(v) in full(InterfaceSettings()).feedback(parse, tools) for v in values)
+        for kind in ("bad_json", "python_literal", "unknown_tool", "unavailable_tool"):
+            parse = ParseError(kind, f"unexpected '{values[0]}'", 3)
+            assert not any(str(v) in shown.feedback(parse, tools) for v in values)
