@@ -163,6 +163,10 @@ class Segment:
             raise ValueError(f"sampled segment has {len(self.ids)} ids but {len(self.logps)} log-probs")
 
 
+#: How an episode is played: as the paper's environment does (training, always), or as the benchmark package does.
+Protocol = Literal["seal", "official"]
+PROTOCOLS: tuple[Protocol, ...] = ("seal", "official")
+
 StopReason = Literal[
     "completed",  # every user turn was played
     "step_limit",  # too many steps in a turn or in the episode
@@ -191,6 +195,7 @@ class Trajectory:
     segments: tuple[Segment, ...]
     turns: tuple[tuple[Step, ...], ...]
     stop: StopReason
+    protocol: Protocol = "seal"
 
     @property
     def suffix_ids(self) -> list[int]:
