@@ -174,7 +174,7 @@ class Episode:
         elif parsed.calls:
             self._execute(text, parsed.calls)
         else:
-            self.turns[-1].append(Step(text))
+            self.turns[-1].append(Step(text, truncated=truncated))
             self._end_turn()
         if not self.done:
             self._check_limits()
@@ -207,7 +207,7 @@ class Episode:
         return None
 
     def _reject(self, text: str, calls: tuple[Call, ...], error: ParseError) -> None:
-        self.turns[-1].append(Step(text, calls, error))
+        self.turns[-1].append(Step(text, calls, error, truncated=self._cut))
         if not self.limits.retry_malformed:
             self._end_turn()
             return
@@ -216,7 +216,7 @@ class Episode:
 
     def _execute(self, text: str, calls: tuple[Call, ...]) -> None:
         results = tuple(self.world.call(c) for c in calls)
-        self.turns[-1].append(Step(text, calls, None, results))
+        self.turns[-1].append(Step(text, calls, None, results, self._cut))
         if any(r.error == "env_error" for r in results):
             self._finish("env_error")
             return
