@@ -42,7 +42,8 @@ ToolDoc = Mapping[str, Any]
 class Unevaluated(str):
     """An argument that is Python source instead of a value, where BFCL's executor would evaluate what a model wrote.
 
-    It prints bare, so that `str(call)` is the line that the executor gets; nothing of ours evaluates it.
+    It prints bare, so that `str(call)` is the line that the executor gets. A world reads it (literals, and calls of its
+    own tools); no source is ever run as code.
     """
 
     __slots__ = ()

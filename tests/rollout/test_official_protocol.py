@@ -14,14 +14,19 @@ from types import SimpleNamespace
 
 import pytest
 
+from seal_jax.assembly import official_collector
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODERS
 from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import ByteTokenizer
+from seal_jax.config import default_config
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
 from seal_jax.envs.verifier import Verifier
+from seal_jax.evaluation.strict import evaluate
 from seal_jax.interface import BARE
+from seal_jax.rollout.collector import Collector
+from seal_jax.rollout.engine import Sampled
 from seal_jax.rollout.episode import Episode, Limits, official_limits, render_prompt
 from seal_jax.types import Call
 
@@ -422,3 +427,89 @@ def test_results_are_never_clipped(suite, tasks):
     assert max(len(r.text) for r in step.results) > 100
     shown = player.reads()
     assert all(r.text in shown for r in step.results)
+
+
+# --- calls that hold calls -------------------------------------------------------------------------------------------
+NESTED = [
+    "[touch(file_name='a'), echo(content=cat(file_name='a'), file_name='b'), cat(file_name='b')]",
+    "[echo(content=mkdir(dir_name='made'))]",
+    "[mkdir(dir_name=touch(file_name='first')), ls()]",
+    "[mkdir(dir_name={'touch': {'file_name': 'first'}}), ls()]",  # a dict of dicts is a call
+    "[mkdir(dir_name={'x': {'touch': {'file_name': 'first'}}, 'y': 1}), ls()]",
+    "[mkdir(dir_name=touch(file_name=mkdir(dir_name='inner'))), ls()]",
+    "[mkdir(dir_name=cd(folder='nowhere', more=1)), ls()]",
+    "[mkdir(dir_name=nothing(x=1)), ls()]",
+    "[nothing(x=touch(file_name='first')), ls()]",  # the unknown name fails before its argument runs
+    "[mkdir(dir_name=1e999), ls()]",
+    "[mkdir(wrong=touch(file_name='first')), ls()]",
+    "[mkdir(dir_name={'it\\'s': 1}), ls()]",
+]
+
+
+@pytest.mark.parametrize("text", NESTED)
+def test_calls_inside_arguments_run_as_the_package_evaluates_them(suite, tasks, text):
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+
+    task = tasks["multi_turn_base_0"]
+    world, calls = suite.open(task), DECODERS["prompting"](text)
+    ours = [world.call(call) for call in calls]
+    before = set(vars(multi_turn_utils))
+    theirs, instances = multi_turn_utils.execute_multi_turn_func_call(
+        [str(call) for call in calls],
+        dict(suite._entry(task).scenarios),
+        list(task.domains),
+        f"nested{next(_names)}",
+        task.id,
+    )
+    for left in set(vars(multi_turn_utils)) - before:
+        delattr(multi_turn_utils, left)
+    assert [r.call for r in ours] == list(calls)
+    for result, expected in zip(ours, theirs, strict=True):
+        assert result.text == expected
+    state, expected = world.state()["GorillaFileSystem"], instances["GorillaFileSystem"]
+    assert all(value == getattr(expected, name) for name, value in state.items())
+
+
+# --- a result names its protocol -------------------------------------------------------------------------------------
+class Says:
+    """An engine whose policy says one thing."""
+
+    group_buckets = (4,)
+
+    def __init__(self, text):
+        self.text = text
+
+    def start(self, params, prompts, rollouts):
+        return self
+
+    def act(self, pending, *, temperature, keys):
+        ids = tuple(ByteTokenizer(HERMES.special_tokens).encode(self.text + HERMES.stop_tokens[0]))
+        return {row: Sampled(ids, (-0.5,) * len(ids), False) for row in pending}
+
+
+def test_an_evaluation_is_named_by_its_protocol(suite, tasks):
+    config = default_config()
+    config.suite, config.chat = "bfcl", "hermes"
+    config.buckets.suffix, config.limits.max_new_tokens = (100_000,), 512
+    chat = get_format("hermes")
+    seal = Collector(Says("No."), suite, chat, ByteTokenizer(chat.special_tokens), SEAL, seed=0)
+    official = official_collector(config, seal, context=200_000)
+    assert official.limits == official_limits(context=200_000, max_suffix_tokens=100_000, max_new_tokens=512)
+    some, told = [tasks["multi_turn_base_0"], tasks["multi_turn_miss_func_0"]], []
+    results = {
+        c.limits.protocol: evaluate(None, c, some, "test", lambda done, total: told.append(done))
+        for c in (seal, official)
+    }
+    assert {p: (r.protocol, r.name) for p, r in results.items()} == {
+        "seal": ("seal", "test"),
+        "official": ("official", "test_official"),
+    }
+    assert results["official"].metrics()["eval/test_official/success"] == 0.0
+    assert results["seal"].metrics()["eval/test/n"] == 2.0 and told[-1] == 2
+    for name, result in results.items():
+        assert {t.protocol for t in result.trajectories} == {name}
+        reveal = "I have updated some more functions"
+        shown = official.tokenizer.decode(result.trajectories[1].suffix_ids)
+        line = next(line for line in shown.splitlines() if reveal in line)
+        before = shown[: shown.index(line)].rstrip("\n").splitlines()[-1]
+        assert before.startswith("[{'name':" if name == "official" else '[{"name":')
