@@ -513,3 +513,33 @@ def test_an_evaluation_is_named_by_its_protocol(suite, tasks):
         line = next(line for line in shown.splitlines() if reveal in line)
         before = shown[: shown.index(line)].rstrip("\n").splitlines()[-1]
         assert before.startswith("[{'name':" if name == "official" else '[{"name":')
+
+
+@pytest.mark.slow
+def test_a_run_reports_by_both_protocols(tmp_path):
+    from seal_jax import loop
+    from seal_jax.config import validate
+    from seal_jax.run import Run
+    from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
+
+    config = default_config()
+    config.suite, config.chat, config.rounds = "bfcl", "hermes", 0
+    config.eval.test, config.eval.category, config.eval.protocols = 1, "base", ("seal", "official")
+    config.buckets.prompt, config.buckets.suffix, config.buckets.chunk = (32768,), (1024,), (512,)
+    config.buckets.groups, config.limits.max_new_tokens = (1,), 8
+    config.policy.overrides.update({"d_model": 16, "n_layers": 1, "n_heads": 2, "n_kv_heads": 2, "head_dim": 8})
+    config.policy.overrides.update({"d_ff": 16, "max_position": 65536})
+    validate(config)
+    with Run(config, tmp_path) as run:
+        summary = loop.train(run)
+    assert summary["before"] == {"test": 0.0, "test_official": 0.0}
+    assert summary["protocols"] == {"test": "seal", "test_official": "official"}
+    lines = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [line["protocol"] for line in lines] == ["seal", "official"]
+    assert "eval/test_official/success" in lines[1]["metrics"]
+    assert next(read_jsonl(tmp_path / "provenance.jsonl"))["protocols"] == ["seal", "official"]
+    stops = {}
+    for name in ("test", "test_official"):
+        (row,) = read_trajectories(tmp_path / "trajectories" / f"00000.report.{name}.jsonl.gz")
+        stops[row["protocol"]] = row["stop"]
+    assert stops["seal"] == "truncated" and stops["official"] in ("completed", "context_limit")
