@@ -22,7 +22,6 @@ from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
-from seal_jax.envs.bfcl import package
 from seal_jax.files import read_object, write_whole
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
@@ -180,6 +179,8 @@ def build_collector(
 
 def official_collector(config: ConfigDict, collector: Collector, context: int) -> Collector:
     """The same engine and suite, but episodes as bfcl-eval plays them with a policy of `context` positions."""
+    from seal_jax.envs.bfcl import package  # only who asks for it needs bfcl-eval
+
     texts = WireTexts(package.language_hint(package.package_folder()), package.prompting_system_prompt())
     limits = official_limits(
         context=context,
