@@ -12,6 +12,11 @@
 | toolace2_8b       | Team-ACE/ToolACE-2-Llama-3.1-8B            | accelerators (paper, Table 1)      |
 
 The last three carry the paper's hyperparameters (Table 4); nobody has re-run its figures with this code.
+
+Every result names its protocol. "seal", in training always: a malformed call gets a reply and another try, a tool that
+is not offered is rejected, 20 steps an episode, prompts of up to 8,192 tokens, 16,384 in all. "official": bfcl-eval's
+own loop, prompts, decoders and limits (seal_jax/chat/official_formats.py, rollout/episode.py), within these buckets and
+max_new_tokens; `eval/<split>_official/context_limit` is the share of its episodes that larger ones might help.
 """
 
 from ml_collections import ConfigDict
@@ -74,6 +79,7 @@ def paper() -> ConfigDict:
     c.limits.max_steps_per_turn, c.limits.max_steps = 20, 20
     c.limits.max_observation_tokens = 3996
     c.eval.every, c.eval.val, c.eval.test = 10, -1, -1
+    c.eval.protocols = ("seal", "official")
     return c
 
 
@@ -91,5 +97,6 @@ def on_a_cpu(c: ConfigDict) -> ConfigDict:
     c.limits.max_steps = 6
     c.limits.max_observation_tokens = 448
     c.eval.every, c.eval.val, c.eval.test = 0, 0, 2
+    c.eval.protocols = ("seal",)  # every protocol plays the split anew
     c.checkpoint.every = 1
     return c

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import get_format
+from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
@@ -35,7 +36,7 @@ from seal_jax.policy.hf import load_hf, save_hf
 from seal_jax.policy.sharding import make_mesh, param_shardings
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import RolloutEngine
-from seal_jax.rollout.episode import Limits, render_prompt
+from seal_jax.rollout.episode import Limits, official_limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Task
 
@@ -174,6 +175,19 @@ def build_collector(
         mesh=mesh,
     )
     return Collector(engine, suite, chat, tokenizer, limits, config.seed, timer)
+
+
+def official_collector(config: ConfigDict, collector: Collector, context: int) -> Collector:
+    """The same engine and suite, but episodes as bfcl-eval plays them with a policy of `context` positions."""
+    from seal_jax.envs.bfcl import package  # only who asks for it needs bfcl-eval
+
+    texts = WireTexts(package.language_hint(package.package_folder()), package.prompting_system_prompt())
+    limits = official_limits(
+        context=context,
+        max_suffix_tokens=config.buckets.suffix[-1],
+        max_new_tokens=config.limits.max_new_tokens,
+    )
+    return replace(collector, chat=official_format(config.chat, texts), limits=limits)
 
 
 def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:

@@ -14,6 +14,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from seal_jax.envs.toolbox.teacher import Habits
+from seal_jax.types import PROTOCOLS
 
 REWEIGHTS = ("none", "paper", "release", "turn")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean")
@@ -121,6 +122,9 @@ def default_config() -> ConfigDict:
     c.eval.every = 0  # rounds between validations, on val; 0 = none. test and ood: before and after training
     c.eval.val, c.eval.test, c.eval.ood = 0, 0, 0  # tasks of each split evaluated; 0 = skip it, -1 = all
     c.eval.category = ""  # evaluate only this category of each split; "" = all
+    # How evaluated episodes are played: "seal" (as in training: config.limits) or "official" (as
+    # the benchmark's own package does). Reports play all of them, validation the first.
+    c.eval.protocols = ("seal",)
 
     c.checkpoint = ConfigDict({"every": 5, "keep": 2})
     c.trajectories_logged = 8  # per round, written whole to trajectories/
@@ -159,6 +163,7 @@ def validate(config: ConfigDict) -> None:
     one_of(config, "loss.reweight", REWEIGHTS)
     one_of(config, "loss.aggregation", AGGREGATIONS)
     one_of(config, "interface.placement", ("note", "inline"))
+    check_protocols(config)
     if config.policy.source != "tiny" and not config.policy.path:
         raise ValueError(
             f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
@@ -233,6 +238,22 @@ def validate(config: ConfigDict) -> None:
         )
 
 
+def check_protocols(config: ConfigDict) -> None:
+    protocols = tuple(config.eval.protocols)
+    if not protocols or len(set(protocols)) < len(protocols) or not set(protocols) <= set(PROTOCOLS):
+        raise ValueError(f"config.eval.protocols={protocols} must name one or more of {PROTOCOLS}, each once")
+    if "official" in protocols and config.suite != "bfcl":
+        raise ValueError(
+            f"config.eval.protocols={protocols} but only suite 'bfcl' has an official protocol, and config.suite="
+            f"{config.suite!r}; set config.eval.protocols=('seal',)"
+        )
+    if "official" in protocols and config.chat == "tiny":
+        raise ValueError(
+            f"config.eval.protocols={protocols} but the official package has no handler for config.chat='tiny'; set "
+            "config.eval.protocols=('seal',)"
+        )
+
+
 def check_types(config: ConfigDict, default: ConfigDict, at: str = "config") -> None:
     """The keys and types of `default`, and no number that is not finite: a lock alone lets None pass, and a mapping
     that is replaced whole."""
@@ -249,7 +270,7 @@ def check_types(config: ConfigDict, default: ConfigDict, at: str = "config") -> 
             check_types(value, like, name)
         else:
             check_finite(name, value)
-            element = str if name.startswith("config.interface.") else int
+            element = str if name.startswith("config.interface.") or name == "config.eval.protocols" else int
             if isinstance(value, tuple) and any(type(x) is not element for x in value):
                 raise ValueError(f"{name}={value!r} must hold {element.__name__} only")
 

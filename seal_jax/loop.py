@@ -13,6 +13,7 @@ from seal_jax.evaluation.strict import Evaluation, evaluate
 from seal_jax.interface import evolve
 from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
+from seal_jax.types import Protocol
 
 
 def train(run: Run) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def train(run: Run) -> dict[str, Any]:
     while run.round < run.config.rounds:
         seal_round(run)
         if every and run.round % every == 0:
-            run.validated(run_evaluation(run, "val"))
+            run.validated(run_evaluation(run, "val", run.protocols[0]))
         run.save()
     run.take_best()
     if run.round:
@@ -71,17 +72,18 @@ def seal_round(run: Run) -> None:
     run.record(interface, groups, verdicts, diagnoses, learned)
 
 
-def run_evaluation(run: Run, split: str) -> Evaluation:
+def run_evaluation(run: Run, split: str, protocol: Protocol) -> Evaluation:
     """Strict evaluation of the current policy on a split: greedy, bare interface."""
+    collector, tasks = run.evaluators[protocol], run.eval_tasks[split]
     with run.timer.phase("evaluation"):
-        return evaluate(run.learner.params, run.collector, run.eval_tasks[split], split)
+        return evaluate(run.learner.params, collector, tasks, split, run.evaluating(split, protocol))
 
 
 def report(run: Run, when: str) -> None:
-    """Evaluates the reported splits, which no decision of the run depends on."""
+    """Evaluates the reported splits, which no decision of the run depends on, by every protocol asked for."""
     for split in ("test", "ood"):
-        if run.eval_tasks[split]:
-            run.reported(when, run_evaluation(run, split))
+        for protocol in run.protocols if run.eval_tasks[split] else ():
+            run.reported(when, run_evaluation(run, split, protocol))
 
 
 def evaluate_only(run: Run) -> dict[str, Any]:

@@ -109,4 +109,5 @@ def describe(record: dict[str, Any]) -> str:
         f"seal_jax {v['seal-jax']} ({git['commit'][:10]}{dirty}), python {v['python']}, jax {v['jax']}, "
         f"flax {v['flax']}, {device['count']} x {device['kind']} ({device['platform']}), "
         f"{record['host']['cpus']} CPUs, seed {record['seed']}"
+        + (f", evaluated by protocol {', '.join(record['protocols'])}" if "protocols" in record else "")
     )

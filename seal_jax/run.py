@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
-from seal_jax.evaluation.strict import Evaluation
+from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues
 from seal_jax.learner.utility import DynamicWeights, utility_vector
 from seal_jax.provenance import describe, provenance
+from seal_jax.rollout.collector import Collector
 from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
 from seal_jax.telemetry.compare import compare
 from seal_jax.telemetry.figures import draw
 from seal_jax.telemetry.progress import Progress, closing_table
-from seal_jax.types import Diagnosis, Task, Trajectory, TurnLabel, Verdict
+from seal_jax.types import Diagnosis, Protocol, Task, Trajectory, TurnLabel, Verdict
 
 #: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
 FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh")
@@ -56,7 +58,8 @@ class Run:
         self.checkpoints = Checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
         saved = self.checkpoints.latest()
         self.round = 0 if saved is None else saved
-        started = provenance(seed=config.seed, config=config.to_dict())
+        self.protocols: tuple[Protocol, ...] = tuple(config.eval.protocols)
+        started = provenance(seed=config.seed, protocols=self.protocols, config=config.to_dict())
         logging.info("%s", describe(started))
 
         mesh = assembly.build_mesh(config)
@@ -68,9 +71,16 @@ class Run:
         policy = assembly.starting_policy(config, workdir, mesh, self.timer)
         self.policy_metrics = policy.metrics
         self.collector = assembly.build_collector(config, policy, self.suite, mesh, self.timer)
+        self.evaluators: dict[Protocol, Collector] = {"seal": self.collector}
+        if "official" in self.protocols:
+            context = policy.config.max_position
+            self.evaluators["official"] = assembly.official_collector(config, self.collector, context)
         played = [*(train_tasks if config.rounds else ()), *(t for tasks in self.eval_tasks.values() for t in tasks)]
         with self.timer.phase("prompt check"):
             assembly.check_prompts(config, played, self.collector)
+            for protocol in set(self.protocols) - {"seal"}:
+                evaluated = [t for tasks in self.eval_tasks.values() for t in tasks]
+                assembly.check_prompts(config, evaluated, self.evaluators[protocol])
         self.tokenizer = policy.tokenizer
         self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 
@@ -79,6 +89,7 @@ class Run:
         self.weights = DynamicWeights(w_min=config.loss.w_min, w_max=config.loss.w_max)
         self.before: dict[str, dict[str, tuple[str, float]]] = {}
         self.after: dict[str, dict[str, tuple[str, float]]] = {}
+        self._evaluated_by: dict[str, Protocol] = {}  # the reported results of this process -> their protocol
         self._score: float | None = None  # of this round's validation
         self.reported_round = self.round  # whose parameters the report evaluates; see take_best
         if saved is not None:
@@ -199,19 +210,24 @@ class Run:
         self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
         self.progress.round(self.round, values, seen)
 
+    def evaluating(self, split: str, protocol: Protocol) -> Callable[[int, int], None]:
+        """Shows how far an evaluation is."""
+        return functools.partial(self.progress.evaluating, result_name(split, protocol))
+
     def validated(self, result: Evaluation) -> None:
         self._score = result.success
-        self._record_evaluation(self.round, result, "eval", result.split)
+        self._record_evaluation(self.round, result, "eval", result.name)
 
     def reported(self, when: str, result: Evaluation) -> None:
-        getattr(self, when)[result.split] = result.outcomes
-        self._record_evaluation(self.reported_round, result, "report", f"report.{result.split}")
+        getattr(self, when)[result.name] = result.outcomes
+        self._evaluated_by[result.name] = result.protocol
+        self._record_evaluation(self.reported_round, result, "report", f"report.{result.name}")
 
     def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
-        self.recorder.record(round, result.metrics(), kind=kind)
+        self.recorder.record(round, result.metrics(), kind=kind, protocol=result.protocol)
         rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
         self.recorder.trajectories(round, rows, kind=rows_kind, decode=self.tokenizer.decode)
-        self.progress.evaluation(result.split, result.metrics(), round)
+        self.progress.evaluation(result.name, result.metrics(), round, protocol=result.protocol)
 
     @property
     def compilations(self) -> int:
@@ -236,6 +252,7 @@ class Run:
             "validation": None if best is None else best.score,
             "evaluations": {s: _mean(o) for s, o in self.after.items()},
             "before": {s: _mean(o) for s, o in self.before.items()},
+            "protocols": self._evaluated_by,
             "seconds": {"wall": self.timer.wall(), **self.timer.totals},
             "shares": self.timer.shares(),
             "compilations": self.compilations,
@@ -247,6 +264,7 @@ class Run:
         self.progress.console.print(
             closing_table(
                 comparisons,
+                protocols=self._evaluated_by,
                 shares=self.timer.shares(),
                 wall_s=self.timer.wall(),
                 compilations=self.compilations,

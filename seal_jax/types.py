@@ -42,7 +42,8 @@ ToolDoc = Mapping[str, Any]
 class Unevaluated(str):
     """An argument that is Python source instead of a value, where BFCL's executor would evaluate what a model wrote.
 
-    It prints bare, so that `str(call)` is the line that the executor gets; nothing of ours evaluates it.
+    It prints bare, so that `str(call)` is the line that the executor gets. A world reads it (literals, and calls of its
+    own tools); no source is ever run as code.
     """
 
     __slots__ = ()
@@ -163,6 +164,10 @@ class Segment:
             raise ValueError(f"sampled segment has {len(self.ids)} ids but {len(self.logps)} log-probs")
 
 
+#: How an episode is played: as the paper's environment does (training, always), or as the benchmark package does.
+Protocol = Literal["seal", "official"]
+PROTOCOLS: tuple[Protocol, ...] = ("seal", "official")
+
 StopReason = Literal[
     "completed",  # every user turn was played
     "step_limit",  # too many steps in a turn or in the episode
@@ -191,6 +196,7 @@ class Trajectory:
     segments: tuple[Segment, ...]
     turns: tuple[tuple[Step, ...], ...]
     stop: StopReason
+    protocol: Protocol = "seal"
 
     @property
     def suffix_ids(self) -> list[int]:

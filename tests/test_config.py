@@ -100,6 +100,26 @@ def test_settings_that_do_not_fit_together(changes, message):
     check_refused(changes, message)
 
 
+@pytest.mark.parametrize(
+    "protocols, message",
+    [
+        ((), r"config.eval.protocols=\(\) must name one or more of \('seal', 'official'\)"),
+        (("seal", "seal"), "must name one or more of .*, each once"),
+        (("paper",), r"config.eval.protocols=\('paper',\) must name one"),
+        (
+            ("seal", "official"),
+            "only suite 'bfcl' has an official protocol, and config.suite='toolbox'; set config.eval",
+        ),
+    ],
+)
+def test_protocols_that_cannot_be_played(protocols, message):
+    check_refused({"eval.protocols": protocols}, message)
+
+
+def test_the_official_protocol_needs_a_format_that_its_package_has():
+    check_refused({"suite": "bfcl", "eval.protocols": ("official",)}, "no handler for config.chat='tiny'")
+
+
 def test_an_empty_split_is_named():
     config = default_config()
     config.suite_options.test, config.eval.test = 0, -1

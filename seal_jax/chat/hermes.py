@@ -88,10 +88,14 @@ class HermesFormat:
     def _message(self, role: str, text: str) -> str:
         return f"<|im_start|>{role}\n{text}<|im_end|>\n"
 
+    def document(self, doc: ToolDoc) -> str:
+        """A tool document as JSON on one line."""
+        return dump_json(doc)
+
     def prompt(self, tools: Sequence[ToolDoc], user: str, system: str = "") -> str:
         head = self.clean(system) if system else self.default_system
         if tools:
-            docs = "".join("\n" + self.clean(dump_json(doc)) for doc in tools)
+            docs = "".join("\n" + self.clean(self.document(doc)) for doc in tools)
             head += ("\n\n" if head else "") + _TOOLS_HEAD + docs + _TOOLS_TAIL
         return (self._message("system", head) if head else "") + self.user(user)
 

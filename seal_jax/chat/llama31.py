@@ -91,6 +91,10 @@ class Llama31Format(LlamaMessages):
     name = "llama31"
     scaffold = ('{"name": "', '", "parameters": {"', '", "parameters": {}}', '": "', '", "', '"}}')
 
+    def document(self, doc: ToolDoc) -> str:
+        """A tool document as indented JSON."""
+        return dump_json(doc, indent=4)
+
     def prompt(self, tools: Sequence[ToolDoc], user: str, system: str = "") -> str:
         head = "Environment: ipython\n" if tools else ""
         head += f"Cutting Knowledge Date: December 2023\nToday Date: {self.date}\n\n" + self.clean(system).strip()
@@ -101,7 +105,7 @@ class Llama31Format(LlamaMessages):
                 "with its proper arguments that best answers the given prompt.\n\n"
                 'Respond in the format {"name": function name, '
                 '"parameters": dictionary of argument name and its value}.Do not use variables.\n\n'
-            ) + "".join(self.clean(dump_json(doc, indent=4)) + "\n\n" for doc in tools)
+            ) + "".join(self.clean(self.document(doc)) + "\n\n" for doc in tools)
         return (
             "<|begin_of_text|>" + self._message("system", head) + self._message("user", body + self.clean(user).strip())
         )

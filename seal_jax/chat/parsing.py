@@ -53,6 +53,7 @@ ERROR_KINDS: dict[str, str] = {
     "missing_brackets": "a call without the list's square brackets",
     "positional_argument": "an argument without a name",
     "invalid_value": "an argument that is not a literal",
+    "undecodable": "the strict parser reads calls here, but the official decoder, which decides, does not",
 }
 
 

@@ -8,6 +8,7 @@ character for character what BFCL's executor yields, including Python's own word
 
 from __future__ import annotations
 
+import ast
 import copy
 import functools
 import inspect
@@ -16,11 +17,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from seal_jax.envs.limits import CallStuck, TimeLimitExceeded, run_limited
 from seal_jax.envs.snapshot import public_attributes
-from seal_jax.types import Call, CallResult, ErrorKind
+from seal_jax.types import Call, CallResult, ErrorKind, Unevaluated
 
 #: Names BFCL's executor refuses whatever the world offers.
 DENIED_NAMES = frozenset({"kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run"})
@@ -72,6 +74,7 @@ class InstanceWorld:
         # gets copies of its own, which live as long as the world: aliasing within an episode stays as it is upstream.
         self._defaults: dict[str, dict[str, Any]] = {}
         self._stuck = False
+        self._returned: Any = None  # by the last call that ran to its end, before it became text
 
     def tool_names(self) -> frozenset[str]:
         return frozenset(self._tools)
@@ -90,6 +93,8 @@ class InstanceWorld:
             return _failed(call, f"Function call {bare_name} is not allowed.", "unknown_tool", "not allowed")
         if call.name not in self._tools:
             return _failed(call, f"name '{parts[0]}' is not defined", "unknown_tool", call.name)
+        if any(isinstance(value, Unevaluated) for value in call.arguments.values()):
+            return self._call_with_source(call)
         method = getattr(self._instances[self._tools[call.name]], call.name)
         signature = _signature(getattr(method, "__func__", method), hasattr(method, "__func__"))
         misfit = _misfit(signature, call)
@@ -122,7 +127,44 @@ class InstanceWorld:
         if len(text) > self._max_result_chars:
             message = f"result of {len(text)} characters exceeds the limit of {self._max_result_chars}"
             return _failed(call, message, "size_limit", f"{self._max_result_chars} characters")
+        self._returned = raw
         return CallResult(call, text, "tool_error" if _is_error_result(raw) else "none")
+
+    def _call_with_source(self, call: Call) -> CallResult:
+        """BFCL evaluates source in an argument: a tool called there runs first, and this one gets what it returned.
+
+        Tools and literals are all that can be reached here; any other name is not defined.
+        """
+        arguments = {}
+        for name, value in call.arguments.items():
+            if isinstance(value, Unevaluated):
+                try:
+                    value = self._evaluated(ast.parse(value, "<string>", mode="eval").body)
+                except _Failed as failed:
+                    return _failed(call, str(failed), "argument_type", name)
+                except Exception as error:  # not Python, or nested too deep
+                    return _failed(call, _message(error), "argument_type", name)
+            arguments[name] = value
+        return replace(self.call(Call(call.name, arguments, call.positional)), call=call)
+
+    def _evaluated(self, node: ast.expr | None) -> Any:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+                if name not in self._tools:
+                    raise _Failed(f"name '{name}' is not defined")
+                arguments = {str(k.arg): self._evaluated(k.value) for k in keywords}
+                result = self.call(Call(name, arguments))
+                if not result.answered:
+                    raise _Failed(result.text.removeprefix(_ERROR_HEAD))
+                return self._returned
+            case ast.Dict(keys=keys, values=values):
+                return {self._evaluated(k): self._evaluated(v) for k, v in zip(keys, values, strict=True)}
+            case ast.Name(id=name):
+                raise _Failed(f"name '{name}' is not defined")
+            case None:
+                raise _Failed("a mapping is unpacked")
+            case _:
+                return ast.literal_eval(node)
 
     def _mutable_defaults(self, call: Call, signature: inspect.Signature) -> dict[str, Any]:
         if call.name not in self._defaults:
@@ -174,8 +216,15 @@ def _signature(function: Callable[..., Any], bound: bool) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
+class _Failed(Exception):
+    """Source in an argument that cannot be evaluated; the message is what the call's result will say."""
+
+
+_ERROR_HEAD = "Error during execution: "
+
+
 def _failed(call: Call, message: str, kind: ErrorKind, detail: str) -> CallResult:
-    return CallResult(call, f"Error during execution: {message}", kind, detail)
+    return CallResult(call, _ERROR_HEAD + message, kind, detail)
 
 
 def _message(error: BaseException) -> str:

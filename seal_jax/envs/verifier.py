@@ -88,21 +88,26 @@ class Verifier:
         """Opens two fresh worlds; feed the session one turn after the other, then finish it."""
         return VerifierSession(self.suite, task)
 
-    def verify(self, task: Task, turns: Sequence[TurnCalls], *, stopped_early: bool = False) -> Verdict:
+    def verify(
+        self, task: Task, turns: Sequence[TurnCalls], *, stopped_early: bool = False, aborted: bool = False
+    ) -> Verdict:
         """Judges an episode given as turns of Steps (`trajectory.turns`) or as turns of steps of calls.
 
         A number of turns other than the task's makes it "force_terminated", whatever else failed, as the official
-        checker has it; with `stopped_early` the reason is the failed turn's.
+        checker has it; with `stopped_early` the reason is the failed turn's. `aborted`: it broke off in its last turn.
         """
         session = self.begin(task)
         for turn in turns[: session.n_turns]:
             session.turn(turn)
-        return session.finish(len(turns), stopped_early=stopped_early)
+        return session.finish(0 if aborted else len(turns), stopped_early=stopped_early)
 
     def verify_trajectory(self, task: Task, trajectory: Trajectory) -> Verdict:
         if trajectory.task_id != task.id:
             raise ValueError(f"trajectory.task_id={trajectory.task_id!r} is verified against task {task.id!r}")
-        return self.verify(task, trajectory.turns, stopped_early=trajectory.stop == "stopped_early")
+        # Where a row is full, the package's inference fails, and with it the task, whichever turn was being played.
+        aborted = trajectory.protocol == "official" and trajectory.stop == "context_limit"
+        early = trajectory.stop == "stopped_early"
+        return self.verify(task, trajectory.turns, stopped_early=early, aborted=aborted)
 
 
 class VerifierSession:

@@ -1,16 +1,19 @@
-"""Strict evaluation: greedy, one episode a task, the bare interface. Always; there is no argument to change that."""
+"""Strict evaluation: greedy, one episode a task, the bare interface. Always; there is no argument to change that.
+
+The protocol is the collector's ("seal" or "official"), and every result names it.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs.verifier import Verifier
 from seal_jax.interface import BARE
 from seal_jax.rollout.collector import Collector
-from seal_jax.types import LABELS, Diagnosis, Task, Trajectory, Verdict
+from seal_jax.types import LABELS, Diagnosis, Protocol, Task, Trajectory, Verdict
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,12 @@ class Evaluation:
     trajectories: tuple[Trajectory, ...]
     verdicts: tuple[Verdict, ...]
     diagnoses: tuple[Diagnosis, ...]
+    protocol: Protocol = "seal"
+
+    @property
+    def name(self) -> str:
+        """Of split and protocol in metrics and files: "test" in the paper's protocol, "test_official" in the other."""
+        return result_name(self.split, self.protocol)
 
     @property
     def success(self) -> float:
@@ -59,18 +68,33 @@ class Evaluation:
         return {i: (self.categories[i], r) for i, r in self.rewards.items()}
 
     def metrics(self) -> dict[str, float]:
-        out = {f"eval/{self.split}/success": self.success, f"eval/{self.split}/n": float(len(self.rewards))}
-        out |= {f"eval/{self.split}/success/{c}": v for c, v in self.by_category.items()}
-        out |= {f"eval/{self.split}/label/{k}": v for k, v in self.label_rates.items() if v > 0}
-        error_success, n = self.error_success
-        return out | {f"eval/{self.split}/success_after_error": error_success, f"eval/{self.split}/n_error": float(n)}
+        out = {"success": self.success, "n": float(len(self.rewards))}
+        out |= {f"success/{c}": v for c, v in self.by_category.items()}
+        out |= {f"label/{k}": v for k, v in self.label_rates.items() if v > 0}
+        out["success_after_error"], out["n_error"] = self.error_success
+        # Where a row was full it is our shapes that failed, perhaps, and not the policy.
+        out["context_limit"] = sum(t.stop == "context_limit" for t in self.trajectories) / len(self.trajectories)
+        return {f"eval/{self.name}/{key}": value for key, value in out.items()}
 
 
-def evaluate(params, collector: Collector, tasks: Sequence[Task], split: str) -> Evaluation:
-    """Plays every task once, greedily, without any cue, and verifies and diagnoses it."""
+def result_name(split: str, protocol: Protocol) -> str:
+    return split if protocol == "seal" else f"{split}_{protocol}"
+
+
+def evaluate(
+    params,
+    collector: Collector,
+    tasks: Sequence[Task],
+    split: str,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Plays every task once, greedily, without any cue, and verifies and diagnoses it.
+
+    `progress` is told (episodes done, episodes in all) as they are played.
+    """
     if not tasks:
         raise ValueError(f"evaluation split {split!r} of suite {collector.suite.name!r} has no tasks")
-    groups = collector.collect(params, tasks, BARE, rollouts=1, round=-1, temperature=0.0)
+    groups = collector.collect(params, tasks, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
     verifier = Verifier(collector.suite)
     trajectories = tuple(g[0] for g in groups)
     verdicts = tuple(verifier.verify_trajectory(task, t) for task, t in zip(tasks, trajectories, strict=True))
@@ -81,4 +105,5 @@ def evaluate(params, collector: Collector, tasks: Sequence[Task], split: str) ->
         trajectories=trajectories,
         verdicts=verdicts,
         diagnoses=tuple(diagnose(v) for v in verdicts),
+        protocol=collector.limits.protocol,
     )

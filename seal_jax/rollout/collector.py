@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seal_jax.chat.formats import ChatFormat
@@ -42,6 +42,7 @@ class Collector:
         exposure: float = 0.0,
         temperature: float = 1.0,
         stop_failed_turns: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> list[list[Trajectory]]:
         """Plays `rollouts` episodes of every task.
 
@@ -49,6 +50,7 @@ class Collector:
           exposure: share of each group's rows that see Ω's cues (1.0 = the paper; 0.0 = bare).
           temperature: of sampling; 0 is greedy.
           stop_failed_turns: end an episode at its first failed turn (its reward is 0 already).
+          progress: told (episodes done, episodes in all) after every step of the live ones.
 
         Returns:
           one list of `rollouts` trajectories per task, in the order of `tasks`.
@@ -56,6 +58,7 @@ class Collector:
         cued = cued_rows(rollouts, exposure if interface.active else 0.0)
         shown = interface if any(cued) else BARE  # inline cues stand in the prompt, which all rows share
         groups: list[list[Trajectory]] = []
+        total = len(tasks) * rollouts
         for wave in _chunks(tasks, self.engine.group_buckets[-1]):  # more tasks than fit at once are played in waves
             prompts = [render_prompt(t, self.chat, self.tokenizer, shown) for t in wave]
             episodes = {
@@ -75,7 +78,9 @@ class Collector:
                 for b, task in enumerate(wave)
                 for g in range(rollouts)
             }
-            self._play(params, prompts, episodes, rollouts, round, temperature)
+            earlier = len(groups) * rollouts
+            report = None if progress is None else lambda done, earlier=earlier: progress(earlier + done, total)
+            self._play(params, prompts, episodes, rollouts, round, temperature, report)
             groups += [[episodes[b, g].trajectory() for g in range(rollouts)] for b in range(len(wave))]
         return groups
 
@@ -87,6 +92,7 @@ class Collector:
         rollouts: int,
         round: int,
         temperature: float,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         with self.timer.phase("prefill"):
             session = self.engine.start(params, prompts, rollouts)
@@ -101,6 +107,8 @@ class Collector:
                 for row, e in live.items():
                     e.receive(sampled[row].ids, sampled[row].logps, sampled[row].truncated)
             live = {row: e for row, e in live.items() if not e.done}
+            if report is not None:
+                report(len(episodes) - len(live))
 
 
 class FailureWatch:

@@ -18,6 +18,7 @@ from seal_jax.types import (
     Call,
     CallResult,
     ParseError,
+    Protocol,
     Segment,
     Step,
     StopReason,
@@ -30,21 +31,48 @@ from seal_jax.types import (
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends an episode, and how a step is played. Token counts are of the policy's own tokenizer."""
+    """What ends an episode, and how a step is played: by the paper's protocol ("seal", the defaults) or BFCL's own.
 
-    max_new_tokens: int = 64  # per assistant message; a longer one ends the episode as "truncated"
+    Token counts are of the policy's own tokenizer. None: no such limit.
+    """
+
+    max_new_tokens: int = 64  # per assistant message
     max_steps_per_turn: int = 20
-    max_steps: int = 20  # per episode (paper: 20)
+    max_steps: int | None = 20  # per episode (paper: 20)
     max_suffix_tokens: int = 4096  # everything after the prompt
     max_context: int = 16384  # prompt and suffix together (paper: 16,384)
-    max_observation_tokens: int = 4096  # one tool result is clipped to this; the verifier always sees it whole
+    max_observation_tokens: int | None = 4096  # a longer result is clipped; the verifier always sees it whole
     retry_malformed: bool = True  # a malformed message gets an error reply and another try; else it ends the turn
     enforce_available: bool = True  # a call to a tool that is not offered (yet) is rejected, not executed
+    cut_ends_episode: bool = True  # a message of max_new_tokens ends it as "truncated"; else it is read as it is
+    protocol: Protocol = "seal"
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "max_steps_per_turn", "max_steps", "max_observation_tokens"):
-            if getattr(self, name) < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ValueError(f"config.limits.{name}={getattr(self, name)} must be at least 1")
+
+
+def official_limits(*, context: int, max_suffix_tokens: int, max_new_tokens: int = 4096) -> Limits:
+    """How bfcl-eval plays an episode with a local model of `context` positions.
+
+    No retry, no check of what is offered, no clipping, no limit over the whole episode; a turn's 21st executed step
+    ends the episode. A message gets min(4096, context - everything before it - 2) tokens, and is read where it was cut.
+    `max_suffix_tokens` and a smaller `max_new_tokens` are ours alone: what the compiled shapes hold.
+    """
+    return Limits(
+        max_new_tokens=min(4096, max_new_tokens),
+        max_steps_per_turn=21,
+        max_steps=None,
+        max_suffix_tokens=max_suffix_tokens,
+        max_context=context - 2,
+        max_observation_tokens=None,
+        retry_malformed=False,
+        enforce_available=False,
+        cut_ends_episode=False,
+        protocol="official",
+    )
 
 
 class Episode:
@@ -85,6 +113,7 @@ class Episode:
         self._pending: list[Segment] = []
         self._suffix_len = 0
         self._n_steps = 0
+        self._cut = False  # the last message has no end token
         self._stop_ids = {tokenizer.token_id(t) for t in chat.stop_tokens}
         if cued:
             self._queue_note(task.tools)
@@ -130,7 +159,8 @@ class Episode:
         self._n_steps += 1
         body = ids[:-1] if ids[-1] in self._stop_ids else ids
         text = self.tokenizer.decode(body)
-        if truncated:
+        self._cut = truncated
+        if truncated and self.limits.cut_ends_episode:
             # The cut message has no end token, so nothing may follow it: the template would not allow it.
             self.turns[-1].append(
                 Step(text, error=ParseError("truncated", "the message was cut", len(text)), truncated=True)
@@ -144,7 +174,7 @@ class Episode:
         elif parsed.calls:
             self._execute(text, parsed.calls)
         else:
-            self.turns[-1].append(Step(text))
+            self.turns[-1].append(Step(text, truncated=truncated))
             self._end_turn()
         if not self.done:
             self._check_limits()
@@ -162,6 +192,7 @@ class Episode:
             segments=tuple(self.segments),
             turns=tuple(tuple(t) for t in self.turns),
             stop=self.stop,
+            protocol=self.limits.protocol,
         )
 
     # --- the world's side ----------------------------------------------------------------------------------------
@@ -176,7 +207,7 @@ class Episode:
         return None
 
     def _reject(self, text: str, calls: tuple[Call, ...], error: ParseError) -> None:
-        self.turns[-1].append(Step(text, calls, error))
+        self.turns[-1].append(Step(text, calls, error, truncated=self._cut))
         if not self.limits.retry_malformed:
             self._end_turn()
             return
@@ -185,7 +216,7 @@ class Episode:
 
     def _execute(self, text: str, calls: tuple[Call, ...]) -> None:
         results = tuple(self.world.call(c) for c in calls)
-        self.turns[-1].append(Step(text, calls, None, results))
+        self.turns[-1].append(Step(text, calls, None, results, self._cut))
         if any(r.error == "env_error" for r in results):
             self._finish("env_error")
             return
@@ -204,15 +235,16 @@ class Episode:
         if opening.reveals:
             self.tools += opening.reveals
             docs = self.interface.inline(opening.reveals) if self.cued else opening.reveals
-            self._queue("user", self.chat.after_message + self.chat.reveal(docs))
+            self._queue("user", self._after_message + self.chat.reveal(docs))
             if self.cued:
                 self._queue_note(opening.reveals, revealed=True)
         else:
-            self._queue("user", self.chat.after_message + self.chat.user(opening.user))
+            self._queue("user", self._after_message + self.chat.user(opening.user))
         self._queue("template", self.chat.assistant_open)
 
     def _check_limits(self) -> None:
-        if self._n_steps >= self.limits.max_steps or len(self.turns[-1]) >= self.limits.max_steps_per_turn:
+        played_out = self.limits.max_steps is not None and self._n_steps >= self.limits.max_steps
+        if played_out or len(self.turns[-1]) >= self.limits.max_steps_per_turn:
             self._finish("step_limit")
         else:
             self._check_room()
@@ -230,12 +262,17 @@ class Episode:
         self.stop = reason
 
     # --- tokens --------------------------------------------------------------------------------------------------
+    @property
+    def _after_message(self) -> str:
+        """What closes the last message: the template's part, and the end token that a cut message lacks."""
+        return (self.chat.stop_tokens[0] if self._cut else "") + self.chat.after_message
+
     def _feedback(self, errors: Sequence[CallResult | ParseError]) -> str:
         """φ_err for the first error of a message; one hint at a time."""
         return self.interface.feedback(errors[0], self.tools) if self.cued and errors else ""
 
     def _queue_reply(self, head: str, cue: str, tail: str) -> None:
-        self._queue("observation", self.chat.after_message + head)
+        self._queue("observation", self._after_message + head)
         if cue:
             self._queue("cue", "\n" + self.chat.clean(cue))
         self._queue("observation", tail)
@@ -252,7 +289,7 @@ class Episode:
 
     def _clip(self, text: str) -> str:
         limit = self.limits.max_observation_tokens
-        if len(text.encode()) <= limit:  # a token is at least one byte, so this cannot be longer
+        if limit is None or len(text.encode()) <= limit:  # a token is at least one byte, so this cannot be longer
             return text
         ids = self.tokenizer.encode(text)
         return text if len(ids) <= limit else self.tokenizer.decode(ids[:limit]) + "..."

@@ -13,6 +13,7 @@ the figures and the live display look for:
 | `train/turns` | mean turns reached |
 | `eval/<split>/success`, `eval/<split>/success/<category>` | strict evaluation with the bare interface |
 | `eval/<split>/n` | tasks evaluated |
+| `eval/<split>/context_limit` | share of its episodes that filled their row |
 | `eval/<split>/label/<label>` | share of turns with the label in the evaluation |
 | `profile/<label>` | share of the label in the reached turns of the rows without cues (if any; else of all rows) |
 | `profile_ema/<label>` | the same, smoothed over rounds: what Evolve reads |
@@ -23,7 +24,8 @@ the figures and the live display look for:
 | `time/<phase>` | seconds of the round in rollout, prefill, decode, environment, diagnosis, update, evaluation, ... |
 | `count/compilations`, `memory/peak_mib` | compiled programs so far, peak resident memory so far |
 
-This package imports no jax; matplotlib, rich and tensorboardX are imported where they are used.
+`<split>` names the split alone where its episodes were played by the "seal" protocol, and `<split>_official` by the
+benchmark's own. This package imports no jax; matplotlib, rich and tensorboardX are imported where they are used.
 """
 
 from seal_jax.telemetry.recorder import RunRecorder

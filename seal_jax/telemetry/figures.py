@@ -76,7 +76,9 @@ def success(lines: Sequence[Line]) -> Any:
         if total:
             _curve(ax, total, INK, 2.6)
             ends.append((total, "all", INK))
-        title = "training rows" if split == "train" else f"{_SPLIT_TITLES.get(split, split)} (bare interface)"
+        name, _, protocol = split.partition("_")
+        how = f"bare interface{', ' + protocol + ' protocol' if protocol else ''}"
+        title = "training rows" if split == "train" else f"{_SPLIT_TITLES.get(name, name)} ({how})"
         _axes(ax, title)
         _percent(ax)
         _end_labels(ax, ends)

@@ -19,6 +19,8 @@ from seal_jax.types import EXCLUDED_LABELS, LABELS
 
 _TICKS = "▁▂▃▄▅▆▇█"
 Mode = Literal["auto", "live", "plain", "off"]
+#: Seconds between two lines on an evaluation that is going on, where nothing can be redrawn.
+PLAIN_EVERY_S = 30.0
 
 
 class Progress:
@@ -40,6 +42,7 @@ class Progress:
         self.mode: Mode = ("live" if self.console.is_terminal else "plain") if mode == "auto" else mode
         self._round = 0
         self._phase = ""
+        self._evaluating, self._last_word = "", 0.0
         self._start = time.monotonic()
         self._first_round: int | None = None
         self._train: dict[str, Any] = {}
@@ -69,7 +72,22 @@ class Progress:
         if self.mode == "plain":
             self.console.print(Text(self.line()), soft_wrap=True)
 
-    def evaluation(self, split: str, values: Mapping[str, Any], round: int | None = None) -> None:
+    def evaluating(self, split: str, done: int, total: int) -> None:
+        """How many of an evaluation's episodes are done. In plain mode a line now and then, none if it is quick."""
+        self._phase = f"evaluating {split}: {done}/{total} episodes done"
+        self._refresh()
+        now = time.monotonic()
+        if done == 0 or split != self._evaluating:
+            self._evaluating, self._last_word = split, now
+        if self.mode == "plain" and done < total and now - self._last_word >= PLAIN_EVERY_S:
+            self._last_word = now
+            self.console.print(Text(self._phase), soft_wrap=True)
+        if done == total:
+            self._evaluating, self._phase = "", "evaluation"
+
+    def evaluation(
+        self, split: str, values: Mapping[str, Any], round: int | None = None, *, protocol: str = "seal"
+    ) -> None:
         """An evaluation is done; `values` are its `eval/<split>/...` metrics. The first one of a split is "before"."""
         prefix = f"eval/{split}/success"
         for name, value in values.items():
@@ -86,7 +104,8 @@ class Progress:
             at = "" if round is None else f"round {round}: "
             if not parts:
                 return
-            self.console.print(Text(f"{at}evaluation on {split}, bare interface: {', '.join(parts)}"), soft_wrap=True)
+            how = f"bare interface, {protocol} protocol"
+            self.console.print(Text(f"{at}evaluation on {split}, {how}: {', '.join(parts)}"), soft_wrap=True)
 
     def message(self, text: str) -> None:
         """A line of its own, above the live panel."""
@@ -208,15 +227,18 @@ def closing_table(
     compilations: int | None = None,
     peak_mib: float | None = None,
     notes: Sequence[str] = (),
+    protocols: Mapping[str, str] | None = None,
 ) -> Group:
     """What a run ends with: success before and after per split and category, and what it cost. `console.print` it.
 
     Args:
       comparisons: {split: compare(before, after)}; e.g. "test" and "ood" (out of distribution).
+      protocols: how the episodes of each split were played; "seal" where it says nothing.
       shares: share of each phase in the wall time (`PhaseTimer.shares`).
     """
     table = Table(title="Strict success, bare interface", title_justify="left", title_style="bold", header_style="dim")
     table.add_column("split")
+    table.add_column("protocol")
     table.add_column("category")
     for name in ("tasks", "before", "after", "difference"):
         table.add_column(name, justify="right")
@@ -228,7 +250,8 @@ def closing_table(
                 points += f" ± {100 * line.stderr:.1f}"
             cells = (words(line.category), str(line.n), f"{line.before:.1%}", f"{line.after:.1%}", points)
             last = i == len(lines) - 1
-            table.add_row(split if i == 0 else "", *cells, style=bold, end_section=last)
+            head = (split, (protocols or {}).get(split, "seal")) if i == 0 else ("", "")
+            table.add_row(*head, *cells, style=bold, end_section=last)
     cost = []
     if wall_s is not None:
         cost.append(f"wall time {_clock(wall_s)}")

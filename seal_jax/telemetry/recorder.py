@@ -1,6 +1,7 @@
 """The run on disk: metrics, interfaces and sampled trajectories, appended round by round and cut back on a resume.
 
-    workdir/metrics.jsonl            one strict JSON object per line: {"round", "kind", "wall_s", "metrics", "cues"?}
+    workdir/metrics.jsonl            one strict JSON object per line: {"round", "kind", "protocol", "wall_s", "time",
+                                     "metrics", "cues"?}
     workdir/interface.jsonl          every Ω_t in words, and the profile of its round, which Ω_{t+1} is made from
     workdir/trajectories/            00003.train.jsonl.gz: sampled rows of round 3, exact ids, sources, text, labels
     workdir/tb/                      TensorBoard event files, always a copy of metrics.jsonl
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.files import write_whole
-from seal_jax.types import Diagnosis, Trajectory, Verdict
+from seal_jax.types import Diagnosis, Protocol, Trajectory, Verdict
 
 #: The files of `trajectories()`: round, kind, and perhaps what a crash left of one.
 _TRAJECTORIES = re.compile(r"(\d{5,})\.([a-z]+)(?:\.\w+)?\.jsonl\.gz(?:\.tmp)?")
@@ -82,16 +83,24 @@ class RunRecorder:
 
     # --- round by round ----------------------------------------------------------------------------------------------
     def record(
-        self, round: int, values: Mapping[str, Any], *, kind: str = "train", cues: Sequence[str] | None = None
+        self,
+        round: int,
+        values: Mapping[str, Any],
+        *,
+        kind: str = "train",
+        cues: Sequence[str] | None = None,
+        protocol: Protocol = "seal",
     ) -> None:
         """Appends one line of metrics; see `seal_jax.telemetry` for the names. `kind` is "train", "eval" (a
         validation) or "report" (the reported splits, before and after training).
 
-        `cues` are the cues that were active in this round (the figures draw them).
+        `cues` are the cues that were active in this round (the figures draw them); `protocol` is how its episodes were
+        played.
         """
         if not self.enabled:
             return
-        line: dict[str, Any] = {"round": int(round), "kind": kind, "wall_s": self._wall(), "time": time.time()}
+        line: dict[str, Any] = {"round": int(round), "kind": kind, "protocol": protocol}
+        line |= {"wall_s": self._wall(), "time": time.time()}
         line["metrics"] = {name: _number(name, value) for name, value in values.items()}
         if cues is not None:
             line["cues"] = list(cues)

@@ -28,6 +28,15 @@ class Parrot:
         return {row: Sampled(ids, (-0.5,) * len(ids), False) for row in pending}
 
 
+def test_whoever_waits_is_told_how_far_the_episodes_are():
+    suite, told = ToolboxSuite(train=12, val=0, test=0, ood=0), []
+    collector = Collector(Parrot(), suite, CHAT, TOKENIZER, WIDE, seed=0)
+    tasks = suite.tasks("train")[:6]  # two waves of the engine's four groups
+    collector.collect(None, tasks, rollouts=2, round=1, progress=lambda done, total: told.append((done, total)))
+    assert {total for _, total in told} == {12} and told[-1] == (12, 12) and (8, 12) in told
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
 @pytest.mark.parametrize("placement", ["note", "inline"])
 @pytest.mark.parametrize("exposure", [0.0, 1.0])
 def test_inline_cues_stand_in_the_prompt_only_where_rows_count_as_cued(placement, exposure):

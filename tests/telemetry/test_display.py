@@ -114,7 +114,7 @@ def test_plain_lines_where_there_is_no_terminal():
         "round 1/3 | success 10% (base 10%, miss func 15%, miss param 20%, long context 25%) | "
         "mostly state mismatch 80% | cues: state_mismatch | rollout 2.0s update 1.0s"
     )
-    assert lines[1].startswith("round 0: evaluation on test, bare interface: all 5%, base 4%")
+    assert lines[1].startswith("round 0: evaluation on test, bare interface, seal protocol: all 5%, base 4%")
 
 
 @pytest.mark.parametrize("width", [80, 140])
@@ -139,6 +139,23 @@ def test_missing_values_do_not_break_the_display():
     assert out.getvalue() == "round 1/2 | success - | no cues\n"
 
 
+def test_an_evaluation_shows_how_far_it_is(monkeypatch):
+    clock = iter(range(0, 1000, 20))  # seconds
+    monkeypatch.setattr("seal_jax.telemetry.progress.time.monotonic", lambda: float(next(clock)))
+    out = io.StringIO()
+    progress = Progress(3, mode="plain", console=Console(file=out, width=200))
+    for done in range(9):
+        progress.evaluating("test_official", done, 8)
+    progress.evaluating("val", 0, 2)
+    progress.evaluating("val", 2, 2)
+    lines = out.getvalue().splitlines()  # not more often than every PLAIN_EVERY_S, and no closing line
+    assert lines == [f"evaluating test_official: {done}/8 episodes done" for done in (2, 4, 6)]
+    live = Progress(3, mode="live", console=Console(file=io.StringIO(), force_terminal=True, width=120))
+    live.evaluating("test", 1, 8)
+    assert "evaluating test: 1/8 episodes done" in str(live._header())
+    live.close()
+
+
 def test_closing_table():
     before = {f"t{i}": (CATEGORIES[i % 4], 0.0) for i in range(8)}
     after = {f"t{i}": (CATEGORIES[i % 4], float(i < 4)) for i in range(8)}
@@ -151,9 +168,14 @@ def test_closing_table():
             compilations=9,
             peak_mib=2048,
             notes=["warm start: 12% of the time"],
+            protocols={"test": "official"},
         )
     )
     text = out.getvalue()
+    assert [line.replace("│", " ").split()[:2] for line in text.splitlines() if " all " in line] == [
+        ["test", "official"],
+        ["ood", "seal"],
+    ]
     assert "+50.0 ± 18.9" in text and "+0.0 ± 0.0" in text and "miss func" in text
     assert "wall time 1:02:05; rollout 70%, update 30%; 9 compiled programs; peak memory 2.00 GiB" in text
     assert "warm start: 12% of the time" in text

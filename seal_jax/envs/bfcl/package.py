@@ -64,6 +64,21 @@ def tool_class(name: str) -> type:
         ) from error
 
 
+def prompting_system_prompt() -> str:
+    """The system prompt of models that the package prompts for Python call lists; `{functions}` stands for the docs."""
+    texts = importlib.import_module("bfcl_eval.constants.default_prompts")
+    style = texts.PROMPT_STYLE_TEMPLATES["classic"]
+    return texts.PROMPT_TEMPLATE_MAPPING["plaintext"].format(
+        persona=style["persona"],
+        task=style["task"],
+        tool_call_format=style["tool_call_no_tag"].format(
+            output_format=texts.OUTPUT_FORMAT_MAPPING["python"], param_types=texts.PARAM_TYPE_MAPPING["python"]
+        ),
+        multiturn_behavior=style["multiturn_behavior"],
+        available_tools=style["available_tools"].format(format="json", functions="{functions}"),
+    )
+
+
 def language_hint(folder: Path) -> str:
     """The sentence that the official generation script appends to the description of every offered function.
 
