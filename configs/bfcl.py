@@ -75,7 +75,7 @@ def paper() -> ConfigDict:
     # prompts_per_micro is the number of devices. (A mini-batch of fewer prompts is filled up with empty ones.)
     c.buckets.groups = (8, 16)
     c.learner.prompts_per_micro = 8
-    c.limits.max_new_tokens = 1024
+    c.limits.max_new_tokens = 4096
     c.limits.max_steps_per_turn, c.limits.max_steps = 20, 20
     c.limits.max_observation_tokens = 3996
     c.eval.every, c.eval.val, c.eval.test = 10, -1, -1

@@ -172,6 +172,7 @@ def build_collector(
         group_buckets=config.buckets.groups,
         row_buckets=config.buckets.rows,
         max_new_tokens=config.limits.max_new_tokens,
+        decode_size=config.buckets.decode,
         mesh=mesh,
     )
     return Collector(engine, suite, chat, tokenizer, limits, config.seed, timer)

@@ -53,6 +53,7 @@ def default_config() -> ConfigDict:
     c.buckets.suffix = (128, 256, 512)  # tokens after the prompt; the last is the hard limit of an episode
     c.buckets.act_in_last = False  # act with the last suffix size only: fewer programs to compile, more padding
     c.buckets.chunk = (16, 64)  # tokens fed between two messages (observation, next user turn)
+    c.buckets.decode = 512  # tokens sampled by one device call; a longer message takes several
     c.buckets.groups = (1, 2, 4, 8, 16)  # prompts per device call
     c.buckets.rows = ()  # rows of a prompt, beside `rollouts`, that live rows may be packed into as others finish
 
@@ -141,6 +142,7 @@ def validate(config: ConfigDict) -> None:
     for key in ("tasks_per_round", "learner.minibatches", "checkpoint.every", "checkpoint.keep"):
         at_least(config, key, 1)
     at_least(config, "eval.every", 0)
+    at_least(config, "buckets.decode", 1)
     for split in ("val", "test", "ood"):
         at_least(config, f"eval.{split}", -1)
     if config.eval.every and not config.eval.val:

@@ -65,9 +65,10 @@ class Sampled:
 class RolloutEngine:
     """Compiled prefill, extend, decode and compaction for one model shape.
 
-    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. Buckets are ascending sizes: prompt
-    tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that compaction
-    may use beside the session's own. Ids from `config.vocab_size` on are never sampled. `mesh`: groups are split over
+    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. `decode_size`: tokens sampled by one call of
+    the decode loop, whose buffer every step reads whole; longer messages take several calls. Buckets are ascending
+    sizes: prompt tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that
+    compaction may use beside the session's own. Ids from `config.vocab_size` on are never sampled. `mesh`: groups are split over
     its data and fsdp axes; None follows the params. `unroll`: decode (and, of shallow models, extend) with the layers
     unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
@@ -82,6 +83,7 @@ class RolloutEngine:
         chunk_buckets: Sequence[int],
         group_buckets: Sequence[int],
         max_new_tokens: int,
+        decode_size: int = 512,
         row_buckets: Sequence[int] = (),
         mesh: Mesh | None = None,
         unroll: bool | None = None,
@@ -90,8 +92,9 @@ class RolloutEngine:
             raise ValueError(
                 f"engine.stop_ids={tuple(stop_ids)} must be one or more ids below vocab_size={config.vocab_size}"
             )
-        if max_new_tokens < 1:
-            raise ValueError(f"engine.max_new_tokens={max_new_tokens} must be at least 1")
+        for name, value in (("max_new_tokens", max_new_tokens), ("decode_size", decode_size)):
+            if value < 1:
+                raise ValueError(f"engine.{name}={value} must be at least 1")
         self.config = config
         self.stop_ids = frozenset(int(i) for i in stop_ids)
         self.prompt_buckets = _buckets("prompt_buckets", prompt_buckets)
@@ -100,6 +103,7 @@ class RolloutEngine:
         self.group_buckets = _buckets("group_buckets", group_buckets)
         self.row_buckets = _buckets("row_buckets", row_buckets) if row_buckets else ()
         self.max_new_tokens = max_new_tokens
+        self.decode_size = min(decode_size, max_new_tokens)
         self.mesh = mesh
         self.unroll = jax.default_backend() == "cpu" if unroll is None else unroll
         if mesh is not None:
@@ -196,7 +200,7 @@ class RolloutEngine:
         """
         decoder = Decoder.from_params(self.config, cast_matrices(self.config, params))
         stop = jnp.asarray(sorted(self.stop_ids), jnp.int32)
-        n_new = self.max_new_tokens
+        n_new = self.decode_size
         batch, n_rows = row_len_bg.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
         layers = self._layers(decoder)
@@ -363,23 +367,30 @@ class Session:
             self._place.clear()
             return {}
         self._check(tokens, keys, temperature)
-        limits = {row: min(engine.max_new_tokens, self.room(row) - len(ids)) for row, ids in tokens.items()}
+        left = {row: min(engine.max_new_tokens, self.room(row) - len(ids)) for row, ids in tokens.items()}
         fed = {row: [*self._pending_ids(row), *ids] for row, ids in tokens.items()}
         self._place = {row: place for row, place in self._place.items() if row in tokens}
         self._compact()
-        self._reserve(max(self._written[row] + len(fed[row]) + limits[row] - 1 for row in tokens))
-        self._feed(fed)
-        sampled_ids, logps, counts = self._sample(limits, keys, temperature)
-
-        out: dict[Row, Sampled] = {}
-        for row in tokens:
-            slot, g = self._place[row]
-            n = int(counts[slot, g])
-            ids = tuple(sampled_ids[slot, g, :n].tolist())
-            out[row] = Sampled(ids, tuple(logps[slot, g, :n].tolist()), truncated=ids[-1] not in engine.stop_ids)
-            self._written[row] += n - 1
-            self._pending[row] = ids[-1]
-        return out
+        ids: dict[Row, list[int]] = {row: [] for row in tokens}
+        logps: dict[Row, list[float]] = {row: [] for row in tokens}
+        while fed:  # once, unless a message is longer than the decode loop's buffer
+            limits = {row: min(engine.decode_size, left[row]) for row in fed}
+            self._reserve(max(self._written[row] + len(fed[row]) + limits[row] - 1 for row in fed))
+            self._feed(fed)
+            ids_bgn, logp_bgn, count_bg = self._sample(limits, keys, temperature)
+            for row in fed:
+                place = self._place[row]
+                n = int(count_bg[place])
+                ids[row] += ids_bgn[place][:n].tolist()
+                logps[row] += logp_bgn[place][:n].tolist()
+                left[row] -= n
+                self._written[row] += n - 1
+                self._pending[row] = ids[row][-1]
+            fed = {row: self._pending_ids(row) for row in fed if left[row] and ids[row][-1] not in engine.stop_ids}
+        return {
+            row: Sampled(tuple(ids[row]), tuple(logps[row]), truncated=ids[row][-1] not in engine.stop_ids)
+            for row in tokens
+        }
 
     def _check(self, tokens: Mapping[Row, Sequence[int]], keys: Mapping[Row, int], temperature: float) -> None:
         if not temperature >= 0.0:
@@ -441,7 +452,7 @@ class Session:
             rows=self._rows,
             row_len_bg=written_bg,
             hidden_bgd=self._hidden,
-            limit_bg=self._put(self._by_row(limits)),
+            limit_bg=self._put(self._by_row({row: limits.get(row, 0) for row in self._place})),
             seed_bg=self._put(self._by_row(keys, np.uint32)),
             temperature=np.float32(temperature),
         )

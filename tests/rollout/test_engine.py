@@ -117,6 +117,16 @@ def test_scanned_and_unrolled_layers_agree(engine, monkeypatch):
     assert one == play(make_engine(unroll=True, **SMALL), PARAMS, PROMPTS, 4, 2)[0]
 
 
+def test_a_message_longer_than_the_decode_loops_buffer_is_sampled_in_pieces(engine):
+    whole, logps, _ = play(engine, PARAMS, PROMPTS, 4, 3)
+    pieces, logps_of_pieces, _ = play(make_engine(decode_size=3, **SMALL), PARAMS, PROMPTS, 4, 3)
+    assert pieces == whole
+    for row, recorded in logps.items():
+        np.testing.assert_allclose(list(logps_of_pieces[row].values()), list(recorded.values()), atol=1e-5)
+    lengths = {len(recorded) for recorded in logps.values()}
+    assert max(lengths) > 9 and min(lengths) < max(lengths)  # some messages take several pieces, some rows end early
+
+
 def test_shared_prompt_equals_repeated_prompt(engine):
     """A group of three rows samples what three groups of one row sample."""
     shared = engine.start(PARAMS, [PROMPTS[0]], 4)
