@@ -65,12 +65,12 @@ class Sampled:
 class RolloutEngine:
     """Compiled prefill, extend, decode and compaction for one model shape.
 
-    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. `decode_size`: tokens sampled by one call of
-    the decode loop, whose buffer every step reads whole; longer messages take several calls. Buckets are ascending
+    `stop_ids`: any of them ends a message. `max_new_tokens`: longest message. `decode_size`: tokens sampled by one call
+    of the decode loop, whose buffer every step reads whole; longer messages take several calls. Buckets are ascending
     sizes: prompt tokens, suffix tokens a row can hold, tokens fed at once, groups, and (optional) rows per group that
-    compaction may use beside the session's own. Ids from `config.vocab_size` on are never sampled. `mesh`: groups are split over
-    its data and fsdp axes; None follows the params. `unroll`: decode (and, of shallow models, extend) with the layers
-    unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
+    compaction may use beside the session's own. Ids from `config.vocab_size` on are never sampled. `mesh`: groups are
+    split over its data and fsdp axes; None follows the params. `unroll`: decode (and, of shallow models, extend) with
+    the layers unrolled, which compiles longer and runs faster on CPU; None does so on CPU only.
     """
 
     def __init__(
