@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from seal_jax.envs.base import Suite, World
+from seal_jax.envs.base import Suite, World, open_pair
 from seal_jax.envs.snapshot import Difference, StateTooLarge, differences, snapshot
 from seal_jax.types import AttributeDiff, Call, CallResult, Program, Step, Task, Trajectory, TurnEvidence, Verdict
 
@@ -117,8 +117,7 @@ class VerifierSession:
                 "mend the suite's data"
             )
         self._evidence: list[TurnEvidence] = []
-        self._model = _Side(suite.open(task))
-        self._reference = _Side(suite.open(task))
+        self._model, self._reference = map(_Side, open_pair(suite, task))
         self._results_so_far: Counter[str] = Counter()
         self._open_diffs: dict[tuple[str, str], frozenset[Difference]] = {}
 
