@@ -27,8 +27,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seal_jax.envs.execution import DENIED_NAMES, InstanceWorld, public_tools
@@ -58,12 +57,12 @@ class QuirkyWorld:
         return self._world.state()
 
     def call(self, call: Call) -> CallResult:
-        """As InstanceWorld.call; the result names the call as the policy wrote it."""
+        """As InstanceWorld.call; the result names the call that was executed, as it was read back."""
         try:
             read = read_back(call, self._instance_names)
         except NotReadable as error:
             return CallResult(call, f"Error during execution: {error}", error.kind, error.detail)
-        return replace(self._world.call(read), call=call)
+        return self._world.call(read)
 
 
 class NotReadable(Exception):
@@ -100,8 +99,10 @@ def read_back(call: Call, instance_names: Mapping[str, str]) -> Call:
         raise NotReadable("not a call", "unknown_tool", call.name)
     tool = _tool(node.func, instance_names)
     values = [*node.args, *(keyword.value for keyword in node.keywords)]
-    for name in (n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)):
-        raise NotReadable(f"name '{name}' is not defined", "argument_type", name)
+    names = [n for value in values for n in ast.walk(value) if isinstance(n, ast.Name)]
+    if names:
+        first = min(names, key=lambda n: (n.lineno, n.col_offset)).id
+        raise NotReadable(f"name '{first}' is not defined", "argument_type", first)
     try:
         positional = tuple(ast.literal_eval(value) for value in node.args)
         arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
@@ -123,16 +124,20 @@ def _tool(function: ast.expr, instance_names: Mapping[str, str]) -> str:
 def quirky_pair(
     task_id: str,
     instances: Callable[[], Mapping[str, object]],
+    sharing: Sequence[str],
     make_world: Callable[[Mapping[str, object], dict[str, dict[str, Any]]], InstanceWorld],
 ) -> tuple[QuirkyWorld, QuirkyWorld]:
     """The worlds of policy and reference, which share what the package lets them share, and with nobody else.
 
     Args:
-      instances: makes the tool instances as the package does, with its module-level objects in them.
+      instances: makes the tool instances as the package does.
+      sharing: the classes whose instances hold module-level objects of the package.
       make_world: a world of such instances and of a table for the copies of mutable default arguments.
     """
-    # One copy of both, so that an object which both hold is copied once and they go on sharing it.
-    sides = copy.deepcopy((dict(instances()), dict(instances())))
+    sides = dict(instances()), dict(instances())
+    for cls in sharing:
+        # One copy of both, so that an object which both hold is copied once and they go on sharing it.
+        sides[0][cls], sides[1][cls] = copy.deepcopy((sides[0][cls], sides[1][cls]))
     defaults: dict[str, dict[str, Any]] = {}
     policy, reference = (
         QuirkyWorld(make_world(side, defaults), _instance_names(prefix, task_id, side))

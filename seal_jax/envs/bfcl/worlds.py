@@ -34,8 +34,8 @@ def open_world(
 ) -> InstanceWorld:
     """A world of the classes in `scenarios`, in their order and initial state."""
     instances = _package_instances(scenarios, long_context)
-    if long_context and "TravelAPI" in instances:
-        instances["TravelAPI"] = copy.deepcopy(instances["TravelAPI"])  # cut loose from the module's dicts
+    for name in _sharing(scenarios, long_context):
+        instances[name] = copy.deepcopy(instances[name])
     return _world(instances, long_context, time_limit_s, max_result_chars)
 
 
@@ -46,12 +46,17 @@ def open_quirky_pair(
     return quirky_pair(
         task_id,
         lambda: _package_instances(scenarios, long_context),
+        _sharing(scenarios, long_context),
         lambda instances, defaults: _world(instances, long_context, time_limit_s, max_result_chars, defaults),
     )
 
 
+def _sharing(scenarios: Mapping[str, Any], long_context: bool) -> tuple[str, ...]:
+    """The classes whose instances, as the package makes them, hold module-level dicts."""
+    return ("TravelAPI",) if long_context and "TravelAPI" in scenarios else ()
+
+
 def _package_instances(scenarios: Mapping[str, Any], long_context: bool) -> dict[str, object]:
-    """Instances as the package makes them: TravelAPI's hold module-level dicts in the long-context category."""
     instances: dict[str, object] = {}
     for name, scenario in scenarios.items():
         instance: Any = tool_class(name)()
