@@ -12,6 +12,7 @@ import decimal
 import itertools
 import os
 import signal
+import string
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ NAMES = {
     "multi_turn:instance_state_mismatch": "state_mismatch",
     "multi_turn:execution_response_mismatch": "response_mismatch",
 }
-_names = itertools.count()
+#: As long as "model", and without digits: a flight's price can depend on the digits in the name of the model.
+_names = map("".join, itertools.product(string.ascii_lowercase, repeat=len("model")))
 
 
 class Official:
@@ -48,12 +50,12 @@ class Official:
         payloads = [v for name, v in vars(long_context).items() if name.isupper() and isinstance(v, dict | list)]
         self._shared = [(value, copy.deepcopy(value)) for value in (*post_tweet.__defaults__, *payloads)]
 
-    def check(self, task: Task, turns: Sequence[Sequence[Sequence[Call]]]) -> str:
+    def check(self, task: Task, turns: Sequence[Sequence[Sequence[Call]]], name: str = "") -> str:
         row, gold = self.rows[task.id]
         decoded = self.decoded(turns)
         if len(decoded) != len(gold):  # its caller's rule
             return "force_terminated"
-        with self.namespace() as name:
+        with self.namespace(name) as name:
             try:
                 result = self.checker.multi_turn_checker(decoded, gold, row, task.category, name)
             except (Exception, TimeoutError) as error:  # it has no guard around a comparison that breaks off
@@ -98,14 +100,14 @@ class Official:
         )
 
     @contextmanager
-    def namespace(self, limit_s: float = 20.0) -> Iterator[str]:
-        """A fresh model name; afterwards everything is as before. TimeoutError in what runs longer than the limit."""
+    def namespace(self, name: str = "", limit_s: float = 20.0) -> Iterator[str]:
+        """A fresh model name (or this one); afterwards all is as before. What runs too long gets a TimeoutError."""
         before = set(vars(self.utils))
         old = signal.signal(signal.SIGALRM, _too_long)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
             with decimal.localcontext():
-                yield f"check{next(_names)}"
+                yield name or next(_names)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)

@@ -279,7 +279,7 @@ ODD_ROW = {
 def odd_worlds():
     """Without quirks, and the policy's with them."""
     scenarios = {"GorillaFileSystem": ODD_ROW["initial_config"]["GorillaFileSystem"], "MathAPI": {}}
-    return open_world(scenarios, False, 5.0, 10**6), open_quirky_pair("x_0", scenarios, False, 5.0, 10**6)[0]
+    return open_world(scenarios, False, 5.0, 10**6), open_quirky_pair("model", "x_0", scenarios, False, 5.0, 10**6)[0]
 
 
 @pytest.mark.parametrize("source", ODD_CALLS)
@@ -345,6 +345,18 @@ def test_what_the_official_executor_makes_of_a_call(official, name, arguments):
     theirs = [text.replace(f"{model}_eval_multi_turn_base_0", "model_eval_x_0") for text in theirs]
     _, world = odd_worlds()
     assert [world.call(call).text for call in calls] == theirs
+
+
+@pytest.mark.parametrize("model", ["nine9", "ten1", "a/b-c.d:2"])
+def test_a_flight_costs_by_the_name_of_the_model(official, model):
+    """Its price doubles where the digits of its date add up to an even number, and here the date holds the name."""
+    chosen = make_suite("bfcl", categories=("base",), official_quirks=model)
+    task = next(t for t in chosen.tasks("all") if "TravelAPI" in t.domains)
+    flight = {"travel_from": "SFO", "travel_to": "LAX", "travel_class": "economy"}
+    call = Call("get_flight_cost", {**flight, "travel_date": "2024-11-11 get_flight_cost (x)"})
+    with official.namespace(model) as name:
+        theirs, _ = official.execute(name, official.rows[task.id][0], [str(call)])
+    assert chosen.open(task).call(call).text == theirs[0]
 
 
 def test_lists_nested_beyond_pythons_parser_do_not_run(official):

@@ -18,8 +18,10 @@ The accidents below are reproduced with `BfclSuite(official_quirks=True)` and ne
 Never reproduced, because it would run what the policy wrote, or never end: expressions, and names of Python's own or of
 the executor's module (`print`, `len`, `json.dumps`) are no tools; the guards, the time limit and the size limit of a
 call (worlds.py, execution.py) hold; a state that grows without bound, or holds itself, is a mismatch, where the
-package's comparison does not return or breaks off. A real instance name begins with the name of the evaluated model;
-here it begins with "model".
+package's comparison does not return or breaks off.
+
+An instance name begins with the name of the evaluated model, and rewritten text can reach a result: the price of a
+flight depends on the digits in its date. `official_quirks="NAME"` names the model; True stands for "model".
 """
 
 from __future__ import annotations
@@ -122,6 +124,7 @@ def _tool(function: ast.expr, instance_names: Mapping[str, str]) -> str:
 
 
 def quirky_pair(
+    model: str,
     task_id: str,
     instances: Callable[[], Mapping[str, object]],
     sharing: Sequence[str],
@@ -130,6 +133,7 @@ def quirky_pair(
     """The worlds of policy and reference, which share what the package lets them share, and with nobody else.
 
     Args:
+      model: the evaluated model's name, as the package is told it.
       instances: makes the tool instances as the package does.
       sharing: the classes whose instances hold module-level objects of the package.
       make_world: a world of such instances and of a table for the copies of mutable default arguments.
@@ -141,7 +145,7 @@ def quirky_pair(
     defaults: dict[str, dict[str, Any]] = {}
     policy, reference = (
         QuirkyWorld(make_world(side, defaults), _instance_names(prefix, task_id, side))
-        for side, prefix in zip(sides, ("model_eval", "model_ground_truth_eval"), strict=True)
+        for side, prefix in zip(sides, (f"{model}_eval", f"{model}_ground_truth_eval"), strict=True)
     )
     return policy, reference
 

@@ -22,7 +22,8 @@ class BfclSuite:
       language_hint: append the official generation script's Python hint to the docs offered at the start.
       time_limit_s, max_result_chars: limits of one call (see InstanceWorld).
       official_quirks: execute calls with the accidents of the official executor too (see quirks.py), for verdicts
-        equal to the official ones also where a model writes text that looks like a call, or infinity.
+        equal to the official ones also where a model writes text that looks like a call, or infinity. A text is the
+        evaluated model's name, as bfcl-eval is told it; True stands for "model".
 
     Raises:
       ImportError: bfcl-eval is missing or of another version; the message holds the line to run.
@@ -39,7 +40,7 @@ class BfclSuite:
         language_hint: bool = False,
         time_limit_s: float | None = TIME_LIMIT_S,
         max_result_chars: int = MAX_RESULT_CHARS,
-        official_quirks: bool = False,
+        official_quirks: bool | str = False,
     ) -> None:
         unknown = [c for c in categories if c not in CATEGORIES]
         if unknown or not categories:
@@ -77,8 +78,9 @@ class BfclSuite:
         if not self.official_quirks:
             return self.open(task), self.open(task)
         entry = self._entry(task)
+        model = self.official_quirks if isinstance(self.official_quirks, str) else "model"
         return open_quirky_pair(
-            task.id, entry.scenarios, entry.long_context, self._time_limit_s, self._max_result_chars
+            model, task.id, entry.scenarios, entry.long_context, self._time_limit_s, self._max_result_chars
         )
 
     def _entry(self, task: Task) -> Entry:

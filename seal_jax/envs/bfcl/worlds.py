@@ -40,10 +40,16 @@ def open_world(
 
 
 def open_quirky_pair(
-    task_id: str, scenarios: Mapping[str, Any], long_context: bool, time_limit_s: float | None, max_result_chars: int
+    model: str,
+    task_id: str,
+    scenarios: Mapping[str, Any],
+    long_context: bool,
+    time_limit_s: float | None,
+    max_result_chars: int,
 ) -> tuple[QuirkyWorld, QuirkyWorld]:
     """Worlds of policy and reference with the official executor's quirks; see quirks.py."""
     return quirky_pair(
+        model,
         task_id,
         lambda: _package_instances(scenarios, long_context),
         _sharing(scenarios, long_context),
