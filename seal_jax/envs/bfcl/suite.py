@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seal_jax.envs.base import World
 from seal_jax.envs.bfcl.loader import Entry, load_category, load_docs
 from seal_jax.envs.bfcl.package import language_hint as read_language_hint
 from seal_jax.envs.bfcl.package import package_folder
 from seal_jax.envs.bfcl.splits import SPLITS
-from seal_jax.envs.bfcl.worlds import open_world
-from seal_jax.envs.execution import MAX_RESULT_CHARS, TIME_LIMIT_S, InstanceWorld
+from seal_jax.envs.bfcl.worlds import open_quirky_pair, open_world
+from seal_jax.envs.execution import MAX_RESULT_CHARS, TIME_LIMIT_S
 from seal_jax.types import CATEGORIES, Program, Task
 
 
@@ -20,6 +21,9 @@ class BfclSuite:
       categories: which of them to load.
       language_hint: append the official generation script's Python hint to the docs offered at the start.
       time_limit_s, max_result_chars: limits of one call (see InstanceWorld).
+      official_quirks: execute calls with the accidents of the official executor too (see quirks.py), for verdicts
+        equal to the official ones also where a model writes text that looks like a call, or infinity. A text is the
+        evaluated model's name, as bfcl-eval is told it; True stands for "model".
 
     Raises:
       ImportError: bfcl-eval is missing or of another version; the message holds the line to run.
@@ -36,6 +40,7 @@ class BfclSuite:
         language_hint: bool = False,
         time_limit_s: float | None = TIME_LIMIT_S,
         max_result_chars: int = MAX_RESULT_CHARS,
+        official_quirks: bool | str = False,
     ) -> None:
         unknown = [c for c in categories if c not in CATEGORIES]
         if unknown or not categories:
@@ -45,6 +50,7 @@ class BfclSuite:
         hint = read_language_hint(folder) if language_hint else ""
         self._time_limit_s = time_limit_s
         self._max_result_chars = max_result_chars
+        self.official_quirks = official_quirks
         self._entries: dict[str, Entry] = {}
         for category in CATEGORIES:
             if category in categories:
@@ -61,9 +67,21 @@ class BfclSuite:
     def reference(self, task: Task) -> tuple[Program, ...]:
         return self._entry(task).programs
 
-    def open(self, task: Task) -> InstanceWorld:
+    def open(self, task: Task) -> World:
+        if self.official_quirks:
+            return self.open_pair(task)[0]
         entry = self._entry(task)
         return open_world(entry.scenarios, entry.long_context, self._time_limit_s, self._max_result_chars)
+
+    def open_pair(self, task: Task) -> tuple[World, World]:
+        """Worlds of policy and reference; with `official_quirks` they share what they share officially."""
+        if not self.official_quirks:
+            return self.open(task), self.open(task)
+        entry = self._entry(task)
+        model = self.official_quirks if isinstance(self.official_quirks, str) else "model"
+        return open_quirky_pair(
+            model, task.id, entry.scenarios, entry.long_context, self._time_limit_s, self._max_result_chars
+        )
 
     def _entry(self, task: Task) -> Entry:
         if task.id not in self._entries:
