@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -94,8 +95,8 @@ def write_results(
         "decoder": decoder,
         "package": "bfcl-eval 2026.3.23",
         "same_verdicts_in_the_package": protocol == "official",
-        "command": f"bfcl evaluate --model {model} --test-category multi_turn --result-dir {folder.resolve()} "
-        f"--score-dir {(folder / 'score').resolve()} --partial-eval",
+        "command": f"bfcl evaluate --model {model} --test-category multi_turn --partial-eval "
+        f"--result-dir {shlex.quote(str(folder.resolve()))} --score-dir {shlex.quote(str(folder.resolve() / 'score'))}",
     }
     (folder / "about.json").write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return written
@@ -256,20 +257,24 @@ def _checked(turns: Any, key: str, fits: Callable[[Any], bool], wanted: str) -> 
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
+#: No tool can have this name: it marks a call string that is not a plain call with literal arguments.
+NOT_A_CALL = "not a literal call"
+
+
 def read_call(source: str) -> Call:
     """A call string as a Call. What is not a plain call with literal arguments is never evaluated: it becomes a call of
-    an unknown tool that bears the source as its name, and fails."""
+    a tool that does not exist, with the source as its argument, and fails."""
     try:
         if len(source) <= MAX_CHARS:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # '\\d' in a string is the policy's matter
+                warnings.simplefilter("ignore")  # '\d' in a string is the policy's matter
                 tree = ast.parse(source.strip(), mode="eval").body
                 names = [keyword.arg for keyword in tree.keywords] if isinstance(tree, ast.Call) else []
                 if len(set(names)) == len(names):  # Python refuses a repeated argument only when it compiles
                     return parse_call(source)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
-    return Call(source)
+    return Call(NOT_A_CALL, {"source": source})
 
 
 def _reader(decoder: str, protocol: str) -> Callable[[str], Step]:
