@@ -257,6 +257,8 @@ def _checked(turns: Any, key: str, fits: Callable[[Any], bool], wanted: str) -> 
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
+#: Faults of a message that do not say that it meant to call a tool.
+_NO_CALL = frozenset({"special_token", "too_long", "unclosed_reasoning", "stray_reasoning_end"})
 #: No tool can have this name: it marks a call string that is not a plain call with literal arguments.
 NOT_A_CALL = "not a literal call"
 
@@ -278,33 +280,24 @@ def read_call(source: str) -> Call:
 
 
 def _reader(decoder: str, protocol: str) -> Callable[[str], Step]:
-    if protocol == "official":
-        return lambda text: _official_step(text, decoder)
-    chat = get_format(_STRICT_CHAT[decoder])
+    chat = get_format(_STRICT_CHAT.get(decoder, "toolace"))  # a prompted model's calls are a Python list, as ToolACE's
+
+    def official(text: str) -> Step:
+        """What the package executes. A message without a call ends the turn there, be it prose or a call gone wrong;
+        here the latter carries an error, so that the diagnosis can name it. The verdict is the same."""
+        calls = DECODERS[decoder](text)
+        if calls:
+            return Step(text, calls)
+        parsed = chat.parse(_after_reasoning(text) if decoder == "qwen_fc" else text)
+        if parsed.calls:
+            return Step(text, error=ParseError("undecodable", "the package's decoder finds no call in this message"))
+        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in _NO_CALL else None)
 
     def strict(text: str) -> Step:
         parsed = chat.parse(text)
         return Step(text, parsed.calls, parsed.error)
 
-    return strict
-
-
-def _official_step(text: str, decoder: str) -> Step:
-    """What the package executes. A message without a call ends the turn there, be it prose or a call gone wrong; here
-    the latter is told apart, so that the diagnosis can name it. The verdict is the same."""
-    calls = DECODERS[decoder](text)
-    if not calls and _means_a_call(text, decoder):
-        return Step(text, error=ParseError("undecodable", "the package's decoder reads no call from it"))
-    return Step(text, calls)
-
-
-def _means_a_call(text: str, decoder: str) -> bool:
-    shown = _after_reasoning(text).strip()
-    if decoder == "qwen_fc":
-        return "<tool_call>" in shown
-    if decoder == "llama31":
-        return shown.startswith(("<|python_tag|>", "{"))
-    return shown.strip("`\n ").startswith("[") and "(" in shown
+    return official if protocol == "official" else strict
 
 
 def _played(turns: Turns, task: Task, *, cut: bool) -> Iterator[tuple[Step, ...]]:

@@ -241,16 +241,25 @@ def test_what_is_no_plain_call_becomes_one_that_fails(source):
 
 
 def test_a_message_whose_call_went_wrong_is_told_from_prose(read):
-    texts = ["<tool_call>\n{'name': 'ls'}\n</tool_call>", "Done.", "<think><tool_call></think>Done."]
-    found = read({"id": "multi_turn_base_0", "result": [texts]})
-    assert [s.error and s.error.kind for s in steps(found)[0]] == ["undecodable", None, None]
-    assert not any(s.calls for s in steps(found)[0])
-    found = read({"id": "multi_turn_base_0", "result": [["[ls(]", "[ls()]", "Done (so far)."]]}, decoder="prompting")
-    assert [(s.error and s.error.kind, s.calls) for s in steps(found)[0]] == [
+    def kinds(decoder, *texts):
+        found = read({"id": "multi_turn_base_0", "result": [list(texts)]}, decoder=decoder)
+        return [(s.error and s.error.kind, s.calls) for s in steps(found)[0]]
+
+    one_line = '<tool_call>{"name": "ls", "arguments": {}}</tool_call>'  # the package wants line breaks there
+    assert kinds("qwen_fc", one_line, "<tool_call>\n{'name': 'ls'}\n</tool_call>", HERMES.calls([LS])) == [
         ("undecodable", ()),
+        ("python_literal", ()),
         (None, (LS,)),
-        (None, ()),
     ]
+    prose = ("Done.", "<think><tool_call></think>Done.", "so </think> Done.", "Done.<|im_end|>", "")
+    assert kinds("qwen_fc", *prose) == [(None, ())] * 5
+    for decoder in ("prompting", "toolace"):
+        assert kinds(decoder, "[ls(]", "[ls()]", "Done (so far).", "I ran [1].") == [
+            ("syntax", ()),
+            (None, (LS,)),
+            (None, ()),
+            (None, ()),
+        ]
 
 
 def test_availability_counts_only_where_it_is_asked_for(read):
