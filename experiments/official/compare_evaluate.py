@@ -41,7 +41,12 @@ REASONS = {
     "multi_turn:instance_state_mismatch": "state_mismatch",
     "multi_turn:execution_response_mismatch": "response_mismatch",
 }
-VALUES = ("", "x", "then ls () again", "é\n'\"\\", "total", 0, -1, 7.5, True, None, [], ["a", 1], {"a": {"b": 1}}, {})
+#: Written as a number that no float holds, which no writer of ours writes.
+ENDLESS = "<endless>"
+VALUES = (
+    *("", "x", "then ls () again", "é\n'\"\\", "total", ENDLESS),
+    *(0, -1, 7.5, 10**30, True, None, [], ["a", 1], {"a": {"b": 1}}, {"a": 1}, {}),
+)
 
 
 def keyworded(program: Program, task: Task) -> list[Call]:
@@ -85,7 +90,7 @@ def messages(calls: Sequence[Call], chat: ChatFormat, rng: random.Random) -> lis
     texts, left = [], list(calls)
     while left:
         n = rng.choice((1, 1, 2)) if chat.name != "llama31" else 1
-        texts.append(chat.calls(left[:n]))
+        texts.append(chat.calls(left[:n]).replace(f'"{ENDLESS}"', "1e999").replace(f"'{ENDLESS}'", "1e999"))
         left = left[n:]
     if texts and rng.random() < 0.1:
         i = rng.randrange(len(texts))
@@ -142,16 +147,16 @@ def compare(n_tasks: int, out: Path, *, seed: int = 0, chats: Sequence[str] = tu
     disagreements = []
     for chat in chats:
         rng, decoder = random.Random(f"{seed} {chat}"), DECODER_OF_CHAT[chat]
-        chosen = rng.sample(list(tasks.values()), n_tasks)
+        *chosen, spare = rng.sample(list(tasks.values()), n_tasks + 1)
         folder = out / decoder
-        written = write_results(
-            folder, trajectories(suite, chosen, get_format(chat), rng), decoder=decoder, protocol="official", seed=seed
-        )
-        with written[0].open("a") as file:  # as the package notes an episode that its own code could not finish
-            spare = next(t for t in tasks.values() if t not in chosen and f"_{t.category}_result" in written[0].name)
+        played = trajectories(suite, chosen, get_format(chat), rng)
+        written = write_results(folder, played, decoder=decoder, protocol="official", seed=seed)
+        place = written[0].parent
+        with (place / f"BFCL_v4_multi_turn_{spare.category}_result.json").open("a") as file:
+            # as the package notes an episode that its own code could not finish
             file.write(json.dumps({"id": spare.id, "result": "Error during inference: timed out"}) + "\n")
-        read = read_results(written, tasks, decoder=decoder)
-        ours = {row.task.id: row.reason for row in score(suite, [*chosen, spare], read)}
+        read = read_results([place], tasks, decoder=decoder)
+        ours = {row.task.id: row.reason for row in score("bfcl", [*chosen, spare], read)}
         theirs = by_package(folder)
         assert ours.keys() == theirs.keys()
         for task_id, reason in ours.items():

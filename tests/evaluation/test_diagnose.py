@@ -27,13 +27,18 @@ def suite():
     return make_suite("bfcl")
 
 
+@pytest.fixture(scope="module")
+def quirky():
+    return make_suite("bfcl", official_quirks=True)
+
+
 @pytest.fixture
-def run(tmp_path, capsys, suite, monkeypatch):
+def run(tmp_path, capsys, suite, quirky, monkeypatch):
     """Writes lines, runs the command, returns (summary, evidence by id, what was printed)."""
 
     def run(lines, *options):
         if "--suite=toolbox" not in options:  # loaded once for all tests
-            monkeypatch.setattr(diagnose, "make_suite", lambda name: suite)
+            monkeypatch.setattr(diagnose, "make_suite", lambda name, **options: quirky if options else suite)
         path = tmp_path / "results.jsonl"
         path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines), "utf-8")
         assert diagnose.main([str(path), f"--out={tmp_path / 'out'}", *options]) == 0
@@ -200,9 +205,9 @@ def test_a_task_is_scored_the_same_whatever_stands_around_it(suite):
     def tweet(turns):
         return [[["post_tweet('a')"], ["mention(0, ['@x'])"], *turn] for turn in turns]
 
-    alone = [diagnose.score(suite, [t], read_of([(t, None)]))[0] for t in tasks]
+    alone = [diagnose.score("bfcl", [t], read_of([(t, None)]))[0] for t in tasks]
     mixed = read_of([(tasks[0], tweet), *((t, None) for t in tasks[1:])])
-    together = diagnose.score(suite, tasks, mixed)
+    together = diagnose.score("bfcl", tasks, mixed)
     assert together[0].reward == 0.0 or together[0].verdict != alone[0].verdict
     assert [replace(x, result=None) for x in together[1:]] == [replace(x, result=None) for x in alone[1:]]
 
