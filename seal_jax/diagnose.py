@@ -14,6 +14,7 @@ in the files. A task without a line counts as a failure, and so does one whose l
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -58,10 +59,10 @@ def suite_for(name: str, protocol: str) -> Suite:
     return make_suite(name, official_quirks=True) if (name, protocol) == ("bfcl", "official") else make_suite(name)
 
 
-def score(suite: str, asked: Sequence[Task], read: Results) -> list[Scored]:
-    """Verifies and diagnoses every task asked for; each line by its own protocol."""
+def score(suites: Callable[[str], Suite], asked: Sequence[Task], read: Results) -> list[Scored]:
+    """Verifies and diagnoses every task asked for; `suites` makes the suite of a protocol, each line has its own."""
     protocols = {result.protocol for result in read.results.values()}
-    verifiers = {protocol: Verifier(suite_for(suite, protocol)) for protocol in protocols}
+    verifiers = {protocol: Verifier(suites(protocol)) for protocol in protocols}
     broken, out = read.failed(), []
     for task in asked:
         result = read.results.get(task.id)
@@ -319,11 +320,12 @@ def read_ids(path: str, tasks: Mapping[str, Task]) -> list[str]:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Reads, scores, writes and prints; returns the summary."""
-    suite = make_suite(args.suite)
+    suites = functools.cache(functools.partial(suite_for, args.suite))
+    suite = suites(args.protocol or "official")
     tasks = all_tasks(suite)
     read = read_results(args.results, tasks, decoder=args.decoder, protocol=args.protocol)
     asked = tasks_asked_for(suite, tasks, read, ids=args.ids, split=args.split, categories=args.categories)
-    scored = score(args.suite, asked, read)
+    scored = score(suites, asked, read)
     protocols = sorted({row.result.protocol for row in scored if row.result is not None})
     title = f"{args.suite}, protocol {' and '.join(protocols) or '-'}, decoder {args.decoder}"
     summary = summarise(

@@ -28,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from seal_jax.chat.formats import ChatFormat, get_format
-from seal_jax.diagnose import all_tasks, score
-from seal_jax.envs.base import Suite, make_suite
+from seal_jax.diagnose import all_tasks, score, suite_for
+from seal_jax.envs.base import Suite
 from seal_jax.evaluation.results import DECODER_OF_CHAT, read_results, write_results
 from seal_jax.types import Call, Program, Step, Task, Trajectory
 
@@ -142,7 +142,7 @@ def by_package(folder: Path) -> dict[str, str]:
 
 def compare(n_tasks: int, out: Path, *, seed: int = 0, chats: Sequence[str] = tuple(DECODER_OF_CHAT)) -> list[str]:
     """The disagreements, one line each; writes its files to `out` and prints the counts."""
-    suite = make_suite("bfcl")
+    suite = suite_for("bfcl", "official")
     tasks = all_tasks(suite)
     disagreements = []
     for chat in chats:
@@ -156,7 +156,7 @@ def compare(n_tasks: int, out: Path, *, seed: int = 0, chats: Sequence[str] = tu
             # as the package notes an episode that its own code could not finish
             file.write(json.dumps({"id": spare.id, "result": "Error during inference: timed out"}) + "\n")
         read = read_results([place], tasks, decoder=decoder)
-        ours = {row.task.id: row.reason for row in score("bfcl", [*chosen, spare], read)}
+        ours = {row.task.id: row.reason for row in score(lambda _: suite, [*chosen, spare], read)}
         theirs = by_package(folder)
         assert ours.keys() == theirs.keys()
         for task_id, reason in ours.items():

@@ -187,7 +187,7 @@ def test_what_cannot_be_asked_is_one_line(tmp_path, capsys, options, words):
     assert re.search(words, error) and error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_a_task_is_scored_the_same_whatever_stands_around_it(suite):
+def test_a_task_is_scored_the_same_whatever_stands_around_it(suite, quirky):
     """Worlds are not shared: a failing line changes nothing for the next."""
     from seal_jax.evaluation.results import Result, Results, read_call
     from seal_jax.types import Step
@@ -205,9 +205,9 @@ def test_a_task_is_scored_the_same_whatever_stands_around_it(suite):
     def tweet(turns):
         return [[["post_tweet('a')"], ["mention(0, ['@x'])"], *turn] for turn in turns]
 
-    alone = [diagnose.score("bfcl", [t], read_of([(t, None)]))[0] for t in tasks]
+    alone = [diagnose.score(lambda _: quirky, [t], read_of([(t, None)]))[0] for t in tasks]
     mixed = read_of([(tasks[0], tweet), *((t, None) for t in tasks[1:])])
-    together = diagnose.score("bfcl", tasks, mixed)
+    together = diagnose.score(lambda _: quirky, tasks, mixed)
     assert together[0].reward == 0.0 or together[0].verdict != alone[0].verdict
     assert [replace(x, result=None) for x in together[1:]] == [replace(x, result=None) for x in alone[1:]]
 
