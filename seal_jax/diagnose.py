@@ -228,7 +228,8 @@ def print_report(summary: Mapping[str, Any]) -> None:
     for name, c in summary["categories"].items():
         if c["missing"]:
             ids = [i for i in summary["missing"] if summary["category_of"][i] == name]
-            console.print(f"{name}: {c['missing']} without a line, counted as failures: {_numbers(ids)}", markup=False)
+            what = f"{name}: {c['missing']} without a line, counted as failures: {_numbers(ids)}"
+            console.print(what, markup=False, soft_wrap=True)
     broken = summary["broken_lines"]
     if broken:
         console.print(f"{len(broken)} of {summary['lines']} lines cannot be used:")
