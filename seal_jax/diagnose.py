@@ -28,8 +28,8 @@ from seal_jax.chat.official import DECODERS
 from seal_jax.diagnosis import diagnose, release_labels
 from seal_jax.envs.base import Suite, make_suite
 from seal_jax.envs.verifier import Verifier
-from seal_jax.evaluation.results import PROTOCOLS, Result, Results, read_results
-from seal_jax.types import CATEGORIES, LABELS, Diagnosis, Step, Task, TurnEvidence, Verdict
+from seal_jax.evaluation.results import Result, Results, read_results
+from seal_jax.types import CATEGORIES, LABELS, PROTOCOLS, Diagnosis, Step, Task, TurnEvidence, Verdict
 
 
 @dataclass(frozen=True)

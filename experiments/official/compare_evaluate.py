@@ -45,7 +45,21 @@ REASONS = {
 ENDLESS = "<endless>"
 VALUES = (
     *("", "x", "then ls () again", "é\n'\"\\", "total", ENDLESS),
-    *(0, -1, 7.5, 10**30, True, None, [], ["a", 1], {"a": {"b": 1}}, {"a": 1}, {}),
+    *(
+        0,
+        -1,
+        7.5,
+        10**30,
+        True,
+        None,
+        [],
+        ["a", 1],
+        {"a": {"b": 1}},
+        {"pwd": {}},
+        {"mkdir": {"dir_name": "nested"}},
+        {"a": 1},
+        {},
+    ),
 )
 
 

@@ -24,9 +24,8 @@ from typing import Any
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODERS, MAX_CHARS
 from seal_jax.envs.bfcl.gold import parse_call
-from seal_jax.types import Call, ParseError, Step, Task, Trajectory
+from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
-PROTOCOLS = ("official", "seal")
 #: Which of the package's decoders reads what a chat format writes.
 DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
 #: A model that the package registers with that decoder. It picks the decoder by the name of the folder, and the models
