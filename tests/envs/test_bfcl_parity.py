@@ -26,7 +26,7 @@ from seal_jax.envs.bfcl import package
 from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.worlds import open_quirky_pair, open_world
 from seal_jax.envs.verifier import Verifier, went_astray
-from seal_jax.types import EXCLUDED_LABELS, SUCCESS_LABELS, Call, Verdict
+from seal_jax.types import EXCLUDED_LABELS, SUCCESS_LABELS, Call, Unevaluated, Verdict
 
 try:
     FOLDER = package.package_folder()
@@ -357,6 +357,15 @@ def test_a_flight_costs_by_the_name_of_the_model(official, model):
     with official.namespace(model) as name:
         theirs, _ = official.execute(name, official.rows[task.id][0], [str(call)])
     assert chosen.open(task).call(call).text == theirs[0]
+
+
+def test_a_call_that_a_decoder_left_in_an_argument_runs_as_officially(official):
+    for source in ("mkdir(dir_name='d')", "pwd()", "no_such_tool(x=1)", "nan", "{'k': touch(file_name='t')}"):
+        calls = [Call("cd", {"folder": Unevaluated(source)}), Call("ls", {})]
+        with official.namespace() as model:
+            theirs, _ = official.execute(model, ODD_ROW, [str(call) for call in calls])
+        world = odd_worlds()[1]
+        assert [world.call(call).text for call in calls] == theirs
 
 
 def test_lists_nested_beyond_pythons_parser_do_not_run(official):

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seal_jax.envs.execution import DENIED_NAMES, InstanceWorld, public_tools
-from seal_jax.types import Call, CallResult, ErrorKind
+from seal_jax.types import Call, CallResult, ErrorKind, Unevaluated
 
 #: Characters of a call's source; beyond it the call is refused (reading it back would take seconds without a limit).
 MAX_SOURCE_CHARS = 1_000_000
@@ -60,6 +60,8 @@ class QuirkyWorld:
 
     def call(self, call: Call) -> CallResult:
         """As InstanceWorld.call; the result names the call that was executed, as it was read back."""
+        if any(isinstance(value, Unevaluated) for value in call.arguments.values()):
+            return self._world.call(call)  # source that a decoder left in an argument: the world reads it
         try:
             read = read_back(call, self._instance_names)
         except NotReadable as error:
