@@ -22,6 +22,7 @@ from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
+from seal_jax.evaluation.results import DECODER_OF_CHAT, REGISTERED
 from seal_jax.files import read_object, write_whole
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets
@@ -179,16 +180,20 @@ def build_collector(
 
 
 def official_collector(config: ConfigDict, collector: Collector, context: int) -> Collector:
-    """The same engine and suite, but episodes as bfcl-eval plays them with a policy of `context` positions."""
+    """The same engine and tasks, but episodes as bfcl-eval plays them with a policy of `context` positions, and calls
+    as it executes them."""
     from seal_jax.envs.bfcl import package  # only who asks for it needs bfcl-eval
 
+    # The name is part of the quirks: that of the folder in which the episodes are handed to the package.
+    named = REGISTERED[DECODER_OF_CHAT[config.chat]]
+    suite = make_suite(config.suite, **{**config.suite_options.to_dict(), "official_quirks": named})
     texts = WireTexts(package.language_hint(package.package_folder()), package.prompting_system_prompt())
     limits = official_limits(
         context=context,
         max_suffix_tokens=config.buckets.suffix[-1],
         max_new_tokens=config.limits.max_new_tokens,
     )
-    return replace(collector, chat=official_format(config.chat, texts), limits=limits)
+    return replace(collector, suite=suite, chat=official_format(config.chat, texts), limits=limits)
 
 
 def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turns: int) -> Learner:

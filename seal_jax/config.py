@@ -17,6 +17,8 @@ from seal_jax.envs.toolbox.teacher import Habits
 from seal_jax.types import PROTOCOLS
 
 REWEIGHTS = ("none", "paper", "release", "turn")
+#: The splits that a run reports and decides nothing by, in this order. What one has played, the next does not replay.
+REPORTED = ("test", "eval", "ood")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean")
 #: Mappings that take any key here; the part of the run that they are for checks them.
 OPEN = ("suite_options", "policy.overrides", "interface.activate", "interface.retire", "loss.utility")
@@ -120,8 +122,9 @@ def default_config() -> ConfigDict:
     c.warm_start.habits = ConfigDict(asdict(Habits()))  # how often the teacher does the wrong thing
 
     c.eval = ConfigDict()
-    c.eval.every = 0  # rounds between validations, on val; 0 = none. test and ood: before and after training
-    c.eval.val, c.eval.test, c.eval.ood = 0, 0, 0  # tasks of each split evaluated; 0 = skip it, -1 = all
+    c.eval.every = 0  # rounds between validations, on val; 0 = none. The others: before and after training
+    # Tasks of each split evaluated; 0 = skip it, -1 = all. BFCL's eval is val and test together, the paper's 400.
+    c.eval.val, c.eval.test, c.eval.eval, c.eval.ood = 0, 0, 0, 0
     c.eval.category = ""  # evaluate only this category of each split; "" = all
     # How evaluated episodes are played: "seal" (as in training: config.limits) or "official" (as
     # the benchmark's own package does). Reports play all of them, validation the first.
@@ -143,14 +146,14 @@ def validate(config: ConfigDict) -> None:
         at_least(config, key, 1)
     at_least(config, "eval.every", 0)
     at_least(config, "buckets.decode", 1)
-    for split in ("val", "test", "ood"):
+    for split in ("val", *REPORTED):
         at_least(config, f"eval.{split}", -1)
     if config.eval.every and not config.eval.val:
         raise ValueError(
             f"config.eval.every={config.eval.every} validates on val, but config.eval.val=0; "
             "set config.eval.val=-1, or config.eval.every=0"
         )
-    if not (config.rounds or config.eval.val or config.eval.test or config.eval.ood):
+    if not (config.rounds or any(config.eval[split] for split in ("val", *REPORTED))):
         raise ValueError("config.rounds=0 and no split is evaluated: nothing to do; set config.rounds or eval.test=-1")
     if config.rollouts < 2:
         raise ValueError(

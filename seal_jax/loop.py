@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from seal_jax.config import REPORTED
 from seal_jax.diagnosis import diagnose
 from seal_jax.evaluation.strict import Evaluation, evaluate
 from seal_jax.interface import evolve
@@ -72,18 +73,20 @@ def seal_round(run: Run) -> None:
     run.record(interface, groups, verdicts, diagnoses, learned)
 
 
-def run_evaluation(run: Run, split: str, protocol: Protocol) -> Evaluation:
-    """Strict evaluation of the current policy on a split: greedy, bare interface."""
+def run_evaluation(run: Run, split: str, protocol: Protocol, known: Evaluation | None = None) -> Evaluation:
+    """Strict evaluation of the current policy on a split: greedy, bare interface. `known`: what it played already."""
     collector, tasks = run.evaluators[protocol], run.eval_tasks[split]
     with run.timer.phase("evaluation"):
-        return evaluate(run.learner.params, collector, tasks, split, run.evaluating(split, protocol))
+        return evaluate(run.learner.params, collector, tasks, split, run.evaluating(split, protocol), known)
 
 
 def report(run: Run, when: str) -> None:
     """Evaluates the reported splits, which no decision of the run depends on, by every protocol asked for."""
-    for split in ("test", "ood"):
-        for protocol in run.protocols if run.eval_tasks[split] else ():
-            run.reported(when, run_evaluation(run, split, protocol))
+    known: dict[Protocol, Evaluation] = {}
+    for split in (s for s in REPORTED if run.eval_tasks[s]):
+        for protocol in run.protocols:
+            known[protocol] = run_evaluation(run, split, protocol, known.get(protocol))
+            run.reported(when, known[protocol])
 
 
 def evaluate_only(run: Run) -> dict[str, Any]:

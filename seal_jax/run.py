@@ -15,9 +15,11 @@ from ml_collections import ConfigDict
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
 from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
+from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
+from seal_jax.evaluation.results import DECODER_OF_CHAT, write_results
 from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues
@@ -65,7 +67,7 @@ class Run:
         mesh = assembly.build_mesh(config)
         self.suite = assembly.build_suite(config)
         self.verifier = Verifier(self.suite)
-        self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", "test", "ood")}
+        self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", *REPORTED)}
         train_tasks = self.suite.tasks("train")
         self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed)
         policy = assembly.starting_policy(config, workdir, mesh, self.timer)
@@ -222,12 +224,28 @@ class Run:
         getattr(self, when)[result.name] = result.outcomes
         self._evaluated_by[result.name] = result.protocol
         self._record_evaluation(self.reported_round, result, "report", f"report.{result.name}")
+        self._write_results(when, result)
 
     def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
         self.recorder.record(round, result.metrics(), kind=kind, protocol=result.protocol)
         rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
         self.recorder.trajectories(round, rows, kind=rows_kind, decode=self.tokenizer.decode)
         self.progress.evaluation(result.name, result.metrics(), round, protocol=result.protocol)
+
+    def _write_results(self, when: str, result: Evaluation) -> None:
+        """The episodes as the benchmark's own package reads them, in workdir/results/<when>/<split>.<protocol>."""
+        if self.suite.name != "bfcl" or self.config.chat not in DECODER_OF_CHAT or not self.recorder.enabled:
+            return
+        write_results(
+            self.workdir / "results" / when / f"{result.split}.{result.protocol}",
+            result.trajectories,
+            decoder=DECODER_OF_CHAT[self.config.chat],
+            protocol=result.protocol,
+            split=result.split,
+            round=self.reported_round if when == "after" else 0,
+            success=result.success,
+            success_by_category=result.by_category,
+        )
 
     @property
     def compilations(self) -> int:

@@ -239,6 +239,9 @@ class TurnEvidence:
     reference_results: tuple[CallResult, ...] = ()
     state_diffs: tuple[AttributeDiff, ...] = ()
     missing_results: tuple[str, ...] = ()  # reference result strings not found among the model's results so far
+    #: Of a failed turn after one that had gone astray: would the same calls have passed after the reference's earlier
+    #: turns? None where the question does not arise.
+    right_alone: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -65,19 +65,25 @@ class Facts:
         return self.attempts[attempt.index + 1 :]
 
 
-def facts_of(turn: TurnEvidence, diverged_before: bool) -> Facts:
-    """Digests one turn. `diverged_before`: did the worlds of policy and reference differ when the turn began."""
+def facts_of(turn: TurnEvidence, astray_before: bool) -> Facts:
+    """Digests one turn. `astray_before`: had an earlier turn gone astray, so that what went wrong may be its fault."""
     attempts = _attempts(turn.steps)
     done = [a.result for a in attempts if a.ok and a.result is not None]
     lacking, extra, near = _pair(turn.reference_results, done)
     fresh = tuple(d for d in turn.state_diffs if d.fresh)
     absent = turn.missing_results
-    if diverged_before:
-        # The same calls in another world: what differs afterwards was caused by an earlier turn.
-        if not lacking and not extra and not near:
-            fresh = ()
-        answered = {r.text for r in turn.reference_results if r.call not in lacking}
-        absent = tuple(text for text in absent if text not in answered)
+    if astray_before:
+        # Right calls in another world: what differs afterwards was caused by an earlier turn. A refusal that this turn
+        # saw and left as it was stays its own.
+        if turn.right_alone is None:
+            right = not lacking and not extra and not near
+        else:
+            right = turn.right_alone and (not lacking or all(a.ok for a in attempts))
+        if right:
+            fresh, absent = (), ()
+        elif lacking or turn.right_alone is None:
+            answered = {r.text for r in turn.reference_results if r.call not in lacking}
+            absent = tuple(text for text in absent if text not in answered)
     return Facts(
         attempts=attempts,
         lacking=lacking,

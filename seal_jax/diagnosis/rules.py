@@ -11,8 +11,9 @@ Before the rules, in this order:
   rejected; else `invalid_tool_call` if its message was cut before the end; else `correct_abstention` (an unchecked
   turn, or one that failed only because the state differs since earlier).
 - `pass`: the turn passed, whatever detours it took. No turn that passed is ever tagged as a failure.
-- `pass`: the turn failed but caused nothing wrong itself. The difference stood already when it began, or the turn made
-  exactly the reference's calls in a world that differed already.
+- `pass`: the turn failed but caused nothing wrong itself. The difference stood already when it began; or an earlier
+  turn had gone astray, this one got through with its calls, and they would have passed after the reference's own
+  earlier turns (the verifier tries it: `TurnEvidence.right_alone`). A refused call that it left as it was is its own.
 
 Then, for a turn that failed by its own fault:
 
@@ -45,6 +46,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from seal_jax.diagnosis.facts import ARGUMENT_ERRORS, REFUSALS, Attempt, Facts, differing_arguments, facts_of, same_call
+from seal_jax.envs.verifier import went_astray
 from seal_jax.types import AttributeDiff, Call, Diagnosis, TurnEvidence, TurnLabel, Verdict
 
 _MAX_EVIDENCE = 200  # characters; evidence is for people, the whole record is in the verdict
@@ -53,14 +55,12 @@ _MAX_EVIDENCE = 200  # characters; evidence is for people, the whole record is i
 def diagnose(verdict: Verdict) -> Diagnosis:
     """Labels every turn of a verdict. Pure; reads `TurnEvidence` only."""
     labels = []
-    since: int | None = None  # the turn at whose end the worlds first differed
+    since: int | None = None  # the first turn that went astray
     for turn in verdict.turns:
         label, evidence = _label(turn, since)
         labels.append(TurnLabel(label, _short(evidence)))
-        if since is None and turn.state_diffs:
+        if since is None and went_astray(turn):
             since = turn.turn
-        elif since is not None and turn.reached and not turn.state_diffs and turn.passed:
-            since = None  # the states agree again
     return Diagnosis(tuple(labels))
 
 
@@ -74,9 +74,9 @@ def _label(turn: TurnEvidence, since: int | None) -> tuple[str, str]:
         return _label_abstain(turn)
     if turn.passed:
         return "pass", ""
-    facts = facts_of(turn, diverged_before=since is not None)
+    facts = facts_of(turn, astray_before=since is not None)
     if not facts.at_fault:
-        return "pass", "no fault here" if since is None else f"right on its own; the state differs since turn {since}"
+        return "pass", "no fault here" if since is None else f"right on its own; turn {since} went astray"
     for label, rule in _RULES:
         evidence = rule(facts)
         if evidence is not None:

@@ -48,6 +48,12 @@ class Suite(Protocol):
         ...
 
 
+def open_pair(suite: Suite, task: Task) -> tuple[World, World]:
+    """The worlds of policy and reference for one verification: two of `open`, unless the suite has a way of its own."""
+    own = getattr(suite, "open_pair", None)
+    return (suite.open(task), suite.open(task)) if own is None else own(task)
+
+
 _SUITES: dict[str, Callable[..., Suite]] = {}
 
 

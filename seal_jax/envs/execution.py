@@ -45,6 +45,8 @@ class InstanceWorld:
       max_result_chars: longer results are replaced by a short message.
       guards: {tool name: Guard} for tools whose arguments can ask for endless work.
       scope: entered around each call, for libraries with process-wide settings that a tool changes.
+      defaults: the table that keeps this world's copies of mutable default arguments; two worlds given the same one
+        share them (the official checker's way). Default: one of its own.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class InstanceWorld:
         max_result_chars: int = MAX_RESULT_CHARS,
         guards: Mapping[str, Guard] | None = None,
         scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        defaults: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self._instances = dict(instances)
         self._tools = public_tools(self._instances) if tools is None else dict(tools)
@@ -72,7 +75,7 @@ class InstanceWorld:
         self._scope = scope
         # Mutable default arguments are one object per function, i.e. shared by all worlds of the process. Each world
         # gets copies of its own, which live as long as the world: aliasing within an episode stays as it is upstream.
-        self._defaults: dict[str, dict[str, Any]] = {}
+        self._defaults: dict[str, dict[str, Any]] = {} if defaults is None else defaults
         self._stuck = False
         self._returned: Any = None  # by the last call that ran to its end, before it became text
 

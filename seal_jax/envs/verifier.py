@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from seal_jax.envs.base import Suite, World
+from seal_jax.envs.base import Suite, World, open_pair
 from seal_jax.envs.snapshot import Difference, StateTooLarge, differences, snapshot
 from seal_jax.types import AttributeDiff, Call, CallResult, Program, Step, Task, Trajectory, TurnEvidence, Verdict
 
@@ -78,6 +78,16 @@ def has_env_error(turn: TurnEvidence) -> bool:
     return any(r.error == "env_error" for r in (*results, *turn.reference_results))
 
 
+def went_astray(turn: TurnEvidence) -> bool:
+    """Whether later turns may suffer from this one: it failed, left another state, or acted where nothing was due.
+
+    States alone do not tell: where a world keeps private things (a current folder, a stream of random numbers), they
+    can agree and later answers still differ.
+    """
+    acted = turn.abstain and any(executed_calls(step) for step in turn.steps)
+    return bool(turn.passed is False or turn.state_diffs or acted)
+
+
 class Verifier:
     """Judges whole episodes, or begins one that is judged turn by turn."""
 
@@ -114,6 +124,7 @@ class VerifierSession:
     """One episode under verification. `turn()` once per reached turn, in order; then `finish()`."""
 
     def __init__(self, suite: Suite, task: Task) -> None:
+        self._suite, self._task = suite, task
         self._checks_abstention = suite.checks_abstention
         self._programs: tuple[Program, ...] = tuple(suite.reference(task))
         if len(self._programs) != len(task.turns):
@@ -122,8 +133,7 @@ class VerifierSession:
                 "mend the suite's data"
             )
         self._evidence: list[TurnEvidence] = []
-        self._model = _Side(suite.open(task))
-        self._reference = _Side(suite.open(task))
+        self._model, self._reference = map(_Side, open_pair(suite, task))
         self._results_so_far: Counter[str] = Counter()
         self._open_diffs: dict[tuple[str, str], frozenset[Difference]] = {}
 
@@ -176,17 +186,28 @@ class VerifierSession:
             passed = bool(results) and not diffs and not missing
         else:
             passed = not results if self._checks_abstention else None
+        asks = bool(program) and bool(results) and not passed and any(map(went_astray, self._evidence))
         evidence = TurnEvidence(
             turn=index,
             reached=True,
             abstain=not program,
             passed=passed,
+            right_alone=self._right_alone(index, recorded) if asks else None,
             steps=steps,
             reference_results=reference_results,
             state_diffs=diffs,
             missing_results=missing,
         )
         return replace(evidence, passed=False) if has_env_error(evidence) else evidence
+
+    def _right_alone(self, index: int, recorded: Sequence[Step]) -> bool:
+        """Whether this turn's calls pass after the reference's earlier turns: is the fault this turn's own."""
+        if [call for step in recorded for call in executed_calls(step)] == list(self._programs[index]):
+            return True
+        session = VerifierSession(self._suite, self._task)
+        for program in self._programs[:index]:
+            session.turn((program,) if program else ())
+        return session.turn(recorded).passed is True
 
     def _compare(self, *, model_ran: bool, reference_ran: bool) -> tuple[AttributeDiff, ...]:
         model_changed = self._model.changed(model_ran)

@@ -87,23 +87,32 @@ def evaluate(
     tasks: Sequence[Task],
     split: str,
     progress: Callable[[int, int], None] | None = None,
+    known: Evaluation | None = None,
 ) -> Evaluation:
     """Plays every task once, greedily, without any cue, and verifies and diagnoses it.
 
-    `progress` is told (episodes done, episodes in all) as they are played.
+    Args:
+      progress: told (episodes done, episodes in all) as they are played.
+      known: another evaluation of the same policy in the same protocol; its tasks are not played again.
     """
     if not tasks:
         raise ValueError(f"evaluation split {split!r} of suite {collector.suite.name!r} has no tasks")
-    groups = collector.collect(params, tasks, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
-    verifier = Verifier(collector.suite)
-    trajectories = tuple(g[0] for g in groups)
-    verdicts = tuple(verifier.verify_trajectory(task, t) for task, t in zip(tasks, trajectories, strict=True))
+    have = () if known is None else zip(known.trajectories, known.verdicts, known.diagnoses, strict=True)
+    rows = {t.task_id: (t, v, d) for t, v, d in have}
+    new = [task for task in tasks if task.id not in rows]
+    if new:
+        groups = collector.collect(params, new, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
+        verifier = Verifier(collector.suite)
+        for task, (trajectory,) in zip(new, groups, strict=True):
+            verdict = verifier.verify_trajectory(task, trajectory)
+            rows[task.id] = (trajectory, verdict, diagnose(verdict))
+    trajectories, verdicts, diagnoses = zip(*(rows[task.id] for task in tasks), strict=True)
     return Evaluation(
         split=split,
         rewards={task.id: v.reward for task, v in zip(tasks, verdicts, strict=True)},
         categories={task.id: task.category for task in tasks},
         trajectories=trajectories,
         verdicts=verdicts,
-        diagnoses=tuple(diagnose(v) for v in verdicts),
+        diagnoses=diagnoses,
         protocol=collector.limits.protocol,
     )

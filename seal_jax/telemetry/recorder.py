@@ -4,6 +4,7 @@
                                      "metrics", "cues"?}
     workdir/interface.jsonl          every Ω_t in words, and the profile of its round, which Ω_{t+1} is made from
     workdir/trajectories/            00003.train.jsonl.gz: sampled rows of round 3, exact ids, sources, text, labels
+    workdir/results/                 reported BFCL episodes for `bfcl evaluate` (written by evaluation/results.py)
     workdir/tb/                      TensorBoard event files, always a copy of metrics.jsonl
     workdir/provenance.jsonl         one line per start of the run: versions, device, seed, command
     workdir/summary.json             written at the end

@@ -17,6 +17,7 @@ class Bank:
         self.amounts = {"a1": 10, "b2": 20}
         self.frozen = {"a1": True, "b2": False}
         self.thaws = {"a1": 0, "b2": 0}
+        self.receipts = {}  # by running number: an extra one shifts all later ones
         self._ids = {"Ann": "a1", "Bob": "b2"}
 
     def find(self, who):
@@ -31,6 +32,7 @@ class Bank:
         if self.frozen[id]:
             return {"error": f"{id} is frozen"}
         self.amounts[id] += amount
+        self.receipts[len(self.receipts)] = (id, amount)
         return {"amount": self.amounts[id]}
 
     def thaw(self, id):
@@ -118,6 +120,26 @@ def test_only_the_turn_that_caused_it_is_charged():
     assert dropped == ("pass", "correct_abstention", "missing_tool_call", "pass")
     doubled = labels(*with_turn(2, *PROGRAMS[2], PROGRAMS[2][0]))
     assert doubled == ("pass", "correct_abstention", "state_mismatch", "pass")
+
+
+@pytest.mark.parametrize(
+    "calls, label",
+    [
+        ([*PROGRAMS[2]], "pass"),
+        ([*PROGRAMS[2], c("count", id="b2")], "pass"),  # a look changes nothing, in whatever world
+        ([c("count", id="b2"), c("find", who="Bob"), *PROGRAMS[2]], "pass"),
+        ([*PROGRAMS[2], c("add", id="b2", amount=1)], "state_mismatch"),
+        ([*reversed(PROGRAMS[2])], "state_mismatch"),  # the receipts are in another order
+        ([PROGRAMS[2][0]], "missing_tool_call"),
+        ([PROGRAMS[2][0], c("add", id="a1", amount=3)], "argument_mismatch"),
+        ([], "missing_tool_call"),
+    ],
+)
+def test_a_later_turn_is_judged_on_its_own_merits(calls, label):
+    """Whether the worlds agreed when it began or not: its label is that of the same turn after right ones."""
+    after_a_fault = labels(steps(*PROGRAMS[0], c("add", id="b2", amount=1)), (), steps(*calls), GOLD[3])
+    assert after_a_fault == ("state_mismatch", "correct_abstention", label, "pass")
+    assert labels(GOLD[0], (), steps(*calls), GOLD[3])[2] == label
 
 
 def test_calls_on_an_abstain_turn():

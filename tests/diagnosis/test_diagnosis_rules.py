@@ -1,5 +1,7 @@
 """Every label on synthetic evidence, and the cases where the paper's order and the meaning of a label collide."""
 
+from dataclasses import replace
+
 import pytest
 
 from seal_jax.diagnosis import diagnose, release_labels
@@ -296,11 +298,17 @@ def test_an_inherited_result_is_not_charged_but_an_unread_one_is():
     assert names(first, unread)[1] == "response_mismatch"
 
 
-def test_after_the_states_agree_again_nothing_is_inherited():
-    first = turn(DONE, diffs=[LACKS])
-    caught_up = turn(step(ok(ADD)), reference=(FIND,), passed=True, index=1)
-    third = turn(step(ok(ADD)), reference=(ADD,), diffs=[BOTH], index=2)
-    assert names(first, caught_up, third)[2] == "state_mismatch"
+def test_a_fault_can_be_inherited_through_states_that_agree():
+    """A wrong current folder or a spent random number is in no public state; the verifier tries the turn on its own."""
+    first = turn(step(refused(FIND)), reference=(FIND,), missing=["x"])
+    caught_up = turn(step(ok(FIND)), reference=(FIND,), passed=True, index=1)
+    third = turn(step(ok(ADD)), step(ok(OPEN)), reference=(ADD,), diffs=[BOTH], index=2)
+    right, wrong = (replace(third, right_alone=x) for x in (True, False))
+    assert names(first, caught_up, right) == ("recovery_failure", "pass", "pass")
+    assert names(first, caught_up, wrong) == ("recovery_failure", "pass", "state_mismatch")
+    # A refusal that the turn saw and left as it was is its own fault in whatever world.
+    left = replace(turn(step(refused(ADD)), reference=(ADD,), diffs=[LACKS], index=2), right_alone=True)
+    assert names(first, caught_up, left)[2] == "recovery_failure"
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------------

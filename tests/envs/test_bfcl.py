@@ -1,18 +1,13 @@
-"""The real BFCL multi-turn tasks: loading, splits, worlds, and agreement with the package's own checker.
-
-The official checker caches its instances in module globals by model name (mlcommons/endpoints 392), so each check here
-runs under a name of its own and removes what it left behind.
-"""
+"""The real BFCL multi-turn tasks: loading, splits, worlds. test_bfcl_parity.py has the agreement with the package."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-import random
 import threading
 from collections import Counter
 
 import pytest
+from bfcl_families import as_turns
 
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package, splits
@@ -20,7 +15,7 @@ from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.loader import make_entry
 from seal_jax.envs.bfcl.worlds import open_world
 from seal_jax.envs.verifier import Verifier
-from seal_jax.types import Call, Program, Task
+from seal_jax.types import Call
 
 try:
     FOLDER = package.package_folder()
@@ -28,16 +23,10 @@ try:
 except ImportError as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-Turns = list[list[tuple[Call, ...]]]  # turns of steps of calls
-
 
 @pytest.fixture(scope="module")
 def suite():
     return make_suite("bfcl")
-
-
-def as_turns(programs: tuple[Program, ...]) -> Turns:
-    return [[program] if program else [] for program in programs]
 
 
 def world_of(*classes: str, long_context: bool = False, time_limit_s: float = 5.0, **scenarios):
@@ -53,281 +42,6 @@ def files(**contents: str) -> dict:
         return {"type": "file", "content": value}
 
     return {"root": {"r": {"type": "directory", "contents": {k: entry(v) for k, v in contents.items()}}}}
-
-
-# --- the official checker --------------------------------------------------------------------------------------------
-_names = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def official():
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
-
-    rows = {}
-    for category in ("base", "miss_func", "miss_param", "long_context"):
-        data = FOLDER / "data"
-        answers = package.read_json_lines(data / "possible_answer" / f"BFCL_v4_multi_turn_{category}.json")
-        for row, answer in zip(
-            package.read_json_lines(data / f"BFCL_v4_multi_turn_{category}.json"), answers, strict=True
-        ):
-            rows[row["id"]] = (row, answer["ground_truth"])
-
-    def check(task: Task, turns: Turns) -> str:
-        row, gold = rows[task.id]
-        before = set(vars(multi_turn_utils))
-        # Its caller drops undecodable and empty steps before it looks.
-        decoded = [[[str(call) for call in step] for step in turn if step] for turn in turns]
-        if len(decoded) != len(gold):
-            return "force_terminated"
-        result = multi_turn_checker(decoded, gold, row, task.category, f"check{next(_names)}")
-        for name in set(vars(multi_turn_utils)) - before:
-            delattr(multi_turn_utils, name)
-        return "valid" if result["valid"] else OFFICIAL_NAMES[result["error_type"]]
-
-    return check
-
-
-OFFICIAL_NAMES = {
-    "multi_turn:empty_turn_model_response": "empty_turn",
-    "multi_turn:instance_state_mismatch": "state_mismatch",
-    "multi_turn:execution_response_mismatch": "response_mismatch",
-}
-
-
-# --- perturbations of the reference programs, as turns of steps of calls ----------------------------------------------
-def last_call_dropped(programs, task):
-    turns = as_turns(programs)
-    last = max(i for i, program in enumerate(programs) if program)
-    turns[last] = [programs[last][:-1]] if len(programs[last]) > 1 else []
-    return turns
-
-
-def stops_half_way(programs, task):
-    turns = as_turns(programs)
-    half = len(turns) // 2
-    return turns[:half] + [[] for _ in turns[half:]]
-
-
-def every_call_doubled(programs, task):
-    return [[tuple(call for call in program for _ in range(2))] if program else [] for program in programs]
-
-
-def first_abstain_turn(programs):
-    """The first turn without a program that is followed by one with a program; None if the task has none."""
-    return next((i for i, (now, then) in enumerate(itertools.pairwise(programs)) if not now and then), None)
-
-
-def acts_early_and_repeats(programs, task):
-    turns, at = as_turns(programs), first_abstain_turn(programs)
-    if at is None:
-        return None
-    turns[at] = [programs[at + 1]]
-    return turns
-
-
-def acts_early(programs, task):
-    turns, at = as_turns(programs), first_abstain_turn(programs)
-    if at is None:
-        return None
-    turns[at], turns[at + 1] = turns[at + 1], []
-    return turns
-
-
-def first_turn_skipped(programs, task):
-    turns = as_turns(programs)
-    turns[next(i for i, program in enumerate(programs) if program)] = []
-    return turns
-
-
-def trailing_cd_to_root(programs, task):
-    if "GorillaFileSystem" not in task.domains:
-        return None
-    turns = as_turns(programs)
-    turns[-1] = [*turns[-1], (Call("cd", {"folder": "/"}),)]
-    return turns
-
-
-PERTURBATIONS = [
-    (last_call_dropped, 0, 800),
-    (stops_half_way, 0, 800),
-    (every_call_doubled, 288, 800),
-    (acts_early_and_repeats, 273, 402),
-    (acts_early, 0, 402),
-    (first_turn_skipped, 0, 800),
-    (trailing_cd_to_root, 200, 200),
-]
-
-
-# --- agreement -------------------------------------------------------------------------------------------------------
-def test_reference_replay_is_valid_for_us_and_for_the_official_checker_800_of_800(suite, official):
-    verifier, ours, theirs = Verifier(suite), Counter(), Counter()
-    for task in suite.tasks("all"):
-        turns = as_turns(suite.reference(task))
-        verdict = verifier.verify(task, turns)
-        assert not any(turn.state_diffs or turn.missing_results for turn in verdict.turns)
-        assert all(result.ok for turn in verdict.turns for result in turn.reference_results)
-        ours[verdict.reason] += 1
-        theirs[official(task, turns)] += 1
-    assert ours == theirs == {"valid": 800}
-
-
-def test_reference_results_are_the_official_executors_strings(suite):
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
-    for task in suite.tasks("all")[::7]:
-        entry, world, name = suite._entry(task), suite.open(task), f"strings{next(_names)}"
-        before = set(vars(multi_turn_utils))
-        for program in entry.programs:
-            ours = [world.call(call).text for call in program]
-            theirs, _ = multi_turn_utils.execute_multi_turn_func_call(
-                [str(call) for call in program],
-                dict(entry.scenarios),
-                list(task.domains),
-                name,
-                task.id,
-                long_context=entry.long_context,
-            )
-            assert ours == theirs, task.id
-        for left in set(vars(multi_turn_utils)) - before:
-            delattr(multi_turn_utils, left)
-
-
-ODD_CALLS = [
-    "cd()",
-    "cd(folder=3)",
-    "cd(folder='a', depth=2)",
-    "cd('a', 'b')",
-    "cd('a', folder='b')",
-    "cd(folder=None)",
-    "ls(a='yes')",
-    "mkdir(dir_name='docs')",
-    "cat(file_name='nowhere')",
-    "touch(file_name='n')",
-    "echo(content=7, file_name='n')",
-    "tail(file_name='a.txt', lines='two')",
-    "nosuch(x=1)",
-    "remove('a')",
-    "exit()",
-    "mean(numbers=3)",
-    "mean(numbers=['a'])",
-    "power(base='a', exponent=2)",
-    "power(base=10, exponent=400)",
-    "power(base=10, exponent=4400)",
-    "divide(a=1, b=0)",
-    "round_number(number='x')",
-    "logarithm(value=10, base=10, precision=5)",
-    "logarithm(value='x', base=10, precision=5)",
-    "square_root(number=2, precision=-1)",
-    "square_root(number=2, precision=30)",
-    "add(a=[1], b=[2])",
-]
-
-
-@pytest.mark.parametrize("source", ODD_CALLS)
-def test_odd_calls_get_the_official_executors_text(source):
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
-    config = {"GorillaFileSystem": files(**{"a.txt": "one\ntwo", "docs": {}})}
-    before = set(vars(multi_turn_utils))
-    theirs, _ = multi_turn_utils.execute_multi_turn_func_call(
-        [source], config, ["GorillaFileSystem", "MathAPI"], f"odd{next(_names)}", "multi_turn_base_0"
-    )
-    for left in set(vars(multi_turn_utils)) - before:
-        delattr(multi_turn_utils, left)
-    world = world_of("GorillaFileSystem", "MathAPI", **config)
-    assert world.call(parse_call(source)).text == theirs[0]
-
-
-@pytest.mark.parametrize("perturb, n_valid, n_tasks", PERTURBATIONS[2:4], ids=lambda x: getattr(x, "__name__", ""))
-def test_perturbed_references_of_a_sample_judge_as_officially(suite, official, perturb, n_valid, n_tasks):
-    verifier = Verifier(suite)
-    for task in suite.tasks("all")[::16]:
-        turns = perturb(suite.reference(task), task)
-        if turns is not None:
-            assert verifier.verify(task, turns).reason == official(task, turns), task.id
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("perturb, n_valid, n_tasks", PERTURBATIONS, ids=lambda x: getattr(x, "__name__", ""))
-def test_perturbed_references_judge_as_officially(suite, official, perturb, n_valid, n_tasks):
-    verifier, valid, played = Verifier(suite), Counter(), 0
-    for task in suite.tasks("all"):
-        turns = perturb(suite.reference(task), task)
-        if turns is None:
-            continue
-        played += 1
-        verdict = verifier.verify(task, turns)
-        assert verdict.reason == official(task, turns), task.id
-        assert verdict.reward == (verdict.reason == "valid")
-        valid[task.category] += verdict.reason == "valid"
-    assert (valid.total(), played) == (n_valid, n_tasks)
-    if perturb is acts_early_and_repeats:
-        assert +valid == {"miss_func": 145, "miss_param": 128}
-
-
-def spoiled(programs, rng: random.Random) -> Turns:
-    """Reference programs with slips: calls dropped, doubled, moved, misnamed, arguments lost, mistyped, added."""
-    pool = [call for program in programs for call in program]
-    turns: Turns = []
-    for program in programs:
-        calls = list(program)
-        for _ in range(rng.choice((0, 0, 1, 1, 2))):
-            at = rng.randrange(len(calls)) if calls else None
-            slip = rng.choice(("drop", "double", "insert", "shuffle", "argument", "name"))
-            if slip == "insert":
-                calls.insert(at or 0, rng.choice(pool))
-            elif slip == "shuffle":
-                rng.shuffle(calls)
-            elif at is None:
-                continue
-            elif slip == "drop":
-                calls.pop(at)
-            elif slip == "double":
-                calls.insert(at, calls[at])
-            elif slip == "name":
-                calls[at] = Call(f"no_{calls[at].name}", calls[at].arguments)
-            elif calls[at].arguments:
-                arguments = dict(calls[at].arguments)
-                name = rng.choice(sorted(arguments))
-                value = rng.choice((0, "x", None, [1], {"k": 1}, -1.5, True, str(arguments[name])))
-                arguments |= {name: value} if rng.random() < 0.6 else {"extra": 1}
-                if rng.random() < 0.3:
-                    del arguments[name]
-                calls[at] = Call(calls[at].name, arguments, calls[at].positional)
-        cut = rng.randrange(len(calls) + 1)
-        turns.append([step for step in (tuple(calls[:cut]), tuple(calls[cut:])) if step])
-    return turns
-
-
-@pytest.mark.parametrize("rounds, stride", [(1, 8), pytest.param(3, 1, marks=pytest.mark.slow)])
-def test_randomly_spoiled_references_judge_as_officially(suite, official, rounds, stride):
-    verifier, rng, reasons = Verifier(suite), random.Random(0), Counter()
-    for _ in range(rounds):
-        for task in suite.tasks("all")[::stride]:
-            turns = spoiled(suite.reference(task), rng)
-            reason = verifier.verify(task, turns).reason
-            assert reason == official(task, turns), (task.id, turns)
-            reasons[reason] += 1
-    assert min(reasons[r] for r in ("valid", "empty_turn", "state_mismatch", "response_mismatch")) > 5
-
-
-def test_fewer_turns_are_force_terminated_but_a_full_last_turn_is_graded(suite, official):
-    task = suite.tasks("all")[0]
-    turns = as_turns(suite.reference(task))
-    verdict = Verifier(suite).verify(task, turns[:-1])
-    assert (verdict.reward, verdict.reason) == (0.0, "force_terminated") == (0.0, official(task, turns[:-1]))
-    assert [turn.reached for turn in verdict.turns] == [True] * (len(turns) - 1) + [False]
-    # A turn cut off at the step limit still counts when it is the last one (and what it did is right).
-    assert Verifier(suite).verify(task, [*turns[:-1], [*turns[-1], (Call("pwd"),) * 30]]).reward == 1.0
-
-
-def test_calls_of_held_out_tools_execute_before_they_are_revealed(suite):
-    task = next(t for t in suite.tasks("all") if t.id == "multi_turn_miss_func_49")
-    world = suite.open(task)
-    held_out = {doc["name"] for turn in task.turns for doc in turn.reveals}
-    assert held_out and held_out <= world.tool_names()
-    assert not held_out & {doc["name"] for doc in task.tools}
 
 
 # --- loading ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Upstream, mutable default arguments (`post_tweet`) and module-level payloads of the long-context category (credit cards,
 booking records) are shared by the model, the reference and all later tasks of a process. Here every world has its own.
 Consequence: where a model changes such a shared object and the reference does not, the official checker sees the
-reference change too, and ours a state mismatch; no reference program does so.
+reference change too, and ours a state mismatch; no reference program does so. quirks.py has the official way.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from seal_jax.envs.bfcl.package import tool_class
+from seal_jax.envs.bfcl.quirks import QuirkyWorld, quirky_pair
 from seal_jax.envs.execution import Guard, InstanceWorld
 
 _STATELESS = frozenset({"MathAPI"})
@@ -32,19 +33,62 @@ def open_world(
     scenarios: Mapping[str, Any], long_context: bool, time_limit_s: float | None, max_result_chars: int
 ) -> InstanceWorld:
     """A world of the classes in `scenarios`, in their order and initial state."""
+    instances = _package_instances(scenarios, long_context)
+    for name in _sharing(scenarios, long_context):
+        instances[name] = copy.deepcopy(instances[name])
+    return _world(instances, long_context, time_limit_s, max_result_chars)
+
+
+def open_quirky_pair(
+    model: str,
+    task_id: str,
+    scenarios: Mapping[str, Any],
+    long_context: bool,
+    time_limit_s: float | None,
+    max_result_chars: int,
+) -> tuple[QuirkyWorld, QuirkyWorld]:
+    """Worlds of policy and reference with the official executor's quirks; see quirks.py."""
+    return quirky_pair(
+        model,
+        task_id,
+        lambda: _package_instances(scenarios, long_context),
+        _sharing(scenarios, long_context),
+        lambda instances, defaults: _world(instances, long_context, time_limit_s, max_result_chars, defaults),
+    )
+
+
+def _sharing(scenarios: Mapping[str, Any], long_context: bool) -> tuple[str, ...]:
+    """The classes whose instances, as the package makes them, hold module-level dicts."""
+    return ("TravelAPI",) if long_context and "TravelAPI" in scenarios else ()
+
+
+def _package_instances(scenarios: Mapping[str, Any], long_context: bool) -> dict[str, object]:
     instances: dict[str, object] = {}
     for name, scenario in scenarios.items():
         instance: Any = tool_class(name)()
         if name not in _STATELESS:
             instance._load_scenario(copy.deepcopy(scenario), long_context=long_context)
-            if name == "TravelAPI" and long_context:
-                instance = copy.deepcopy(instance)  # it has merged module-level dicts without copying them
         instances[name] = instance
+    return instances
+
+
+def _world(
+    instances: Mapping[str, object],
+    long_context: bool,
+    time_limit_s: float | None,
+    max_result_chars: int,
+    defaults: dict[str, dict[str, Any]] | None = None,
+) -> InstanceWorld:
     # `logarithm` sets mpmath's precision for the process; the long weather report is one module-level dict.
-    shares = "MathAPI" in scenarios or (long_context and "VehicleControlAPI" in scenarios)
+    shares = "MathAPI" in instances or (long_context and "VehicleControlAPI" in instances)
     scope: Callable[[], AbstractContextManager[Any]] = _process_wide_settings if shares else nullcontext
     return InstanceWorld(
-        instances, time_limit_s=time_limit_s, max_result_chars=max_result_chars, guards=MATH_GUARDS, scope=scope
+        instances,
+        time_limit_s=time_limit_s,
+        max_result_chars=max_result_chars,
+        guards=MATH_GUARDS,
+        scope=scope,
+        defaults=defaults,
     )
 
 
