@@ -1,0 +1,217 @@
+"""How long judging BFCL takes, beside the package's own checker, and what a round of live episodes holds in memory.
+
+    python -m experiments.benchmarks.verifier [--repeats=7] [--no-memory]
+
+Time: the 800 reference programs, played as if a policy had written them. In one process, alternating, everything
+imported and loaded before: `checker` is the package's multi_turn_checker alone (a model name of its own for each check,
+since it keeps its instances under that name; what it leaves behind is removed outside the timed part); `ours` is
+`Verifier.verify` with all its evidence, then `diagnose`. Neither writes a file.
+
+Memory: 256 episodes (8 tasks of each category, 8 rollouts each) with their worlds, tokens and failure watches, as a
+collector holds them, each played up to its last message. Resident memory over what the process held before it opened
+them, in a process of its own (Linux only).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seal_jax.diagnosis import diagnose
+from seal_jax.envs.base import Suite, make_suite
+from seal_jax.envs.bfcl.package import package_folder, read_json_lines
+from seal_jax.envs.verifier import Verifier
+from seal_jax.provenance import git_commit, host, versions
+from seal_jax.types import CATEGORIES, Call, Task
+
+Seconds = dict[str, float]  # by category
+EPISODES, ROLLOUTS = 256, 8
+MEMORY_LIMIT_GB = 1.0
+
+
+def official_checker() -> tuple[Callable[..., dict[str, Any]], Any]:
+    """multi_turn_checker, and the module that holds the instances it leaves behind."""
+    os.environ.setdefault("BFCL_PROJECT_ROOT", tempfile.mkdtemp())  # parts of the package make folders there
+    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
+    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
+
+    return multi_turn_checker, multi_turn_utils
+
+
+def time_checker(names: Iterator[int]) -> Callable[[], Seconds]:
+    check, module = official_checker()
+    data, work = package_folder() / "data", []
+    for category in CATEGORIES:
+        file = f"BFCL_v4_multi_turn_{category}.json"
+        answers = read_json_lines(data / "possible_answer" / file)
+        for row, answer in zip(read_json_lines(data / file), answers, strict=True):
+            gold = answer["ground_truth"]
+            work.append((category, [[turn] if turn else [] for turn in gold], gold, row))
+    kept = set(vars(module))
+
+    def measure() -> Seconds:
+        spent: Seconds = defaultdict(float)
+        for category, turns, gold, row in work:
+            name = f"bench{next(names)}"
+            start = time.perf_counter()
+            verdict = check(turns, gold, row, category, name)
+            spent[category] += time.perf_counter() - start
+            if not verdict["valid"]:
+                raise SystemExit(f"{row['id']}: the checker refuses the reference program: {verdict['error_type']}")
+            for left in vars(module).keys() - kept:
+                delattr(module, left)
+        return spent
+
+    return measure
+
+
+def time_ours(suite: Suite) -> Callable[[], Seconds]:
+    verifier = Verifier(suite)
+    work = [(task, [[program] if program else [] for program in suite.reference(task)]) for task in suite.tasks("all")]
+
+    def measure() -> Seconds:
+        spent: Seconds = defaultdict(float)
+        for task, turns in work:
+            start = time.perf_counter()
+            verdict = verifier.verify(task, turns)
+            labels = diagnose(verdict).names
+            spent[task.category] += time.perf_counter() - start
+            if verdict.reward != 1.0 or not {"pass", "correct_abstention"}.issuperset(labels):
+                raise SystemExit(f"{task.id}: we refuse the reference program: {verdict.reason} {labels}")
+        return spent
+
+    return measure
+
+
+def compare(repeats: int) -> dict[str, Any]:
+    """Seconds for all 800, median and least of `repeats`, alternating; the ratio is of the two medians."""
+    sides = {"checker": time_checker(itertools.count()), "ours": time_ours(make_suite("bfcl"))}
+    for measure in sides.values():  # fills the caches of both
+        measure()
+    times: dict[str, list[Seconds]] = {name: [] for name in sides}
+    for i in range(repeats):
+        for name in list(sides)[:: 1 if i % 2 else -1]:
+            gc.collect()
+            times[name].append(sides[name]())
+    found: dict[str, Any] = {}
+    for name, runs in times.items():
+        found[name] = {
+            "median_s": statistics.median(sum(run.values()) for run in runs),
+            "min_s": min(sum(run.values()) for run in runs),
+            "median_s_by_category": {c: statistics.median(run[c] for run in runs) for c in CATEGORIES},
+        }
+    found["ratio_of_medians"] = found["ours"]["median_s"] / found["checker"]["median_s"]
+    found["ratio_of_minima"] = found["ours"]["min_s"] / found["checker"]["min_s"]
+    return found
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def hold_episodes() -> dict[str, Any]:
+    """Opens and plays the episodes of one round and keeps them all; {"episodes", "bytes"}."""
+    from seal_jax.chat.formats import get_format
+    from seal_jax.chat.tokenizer import ByteTokenizer
+    from seal_jax.interface import BARE
+    from seal_jax.rollout.collector import FailureWatch
+    from seal_jax.rollout.episode import Episode, Limits, render_prompt
+
+    suite, chat = make_suite("bfcl"), get_format("hermes")
+    tokenizer = ByteTokenizer(chat.special_tokens)  # four times the ids of a real one: an upper bound
+    wide = Limits(10**6, 10**6, 10**6, 10**7, 10**8, 10**6)
+    share = EPISODES // ROLLOUTS // len(CATEGORIES)
+    tasks: list[Task] = []
+    for category in CATEGORIES:
+        of_category = [t for t in suite.tasks("train") if t.category == category]
+        tasks += of_category[:: len(of_category) // share][:share]
+    warm = suite.open(tasks[0])  # imports the tool classes
+    del warm
+    gc.collect()
+    before, live = resident_bytes(), []
+    for task in tasks:
+        prompt = render_prompt(task, chat, tokenizer, BARE)
+        for rollout in range(ROLLOUTS):
+            watch = FailureWatch(suite, task)
+            episode = Episode(
+                *(task, suite.open(task), chat, tokenizer, BARE, wide), prompt_ids=prompt, rollout=rollout,
+                turn_failed=watch,
+            )  # fmt: skip
+            play_to_last_message(episode, suite)
+            live.append(episode)
+    gc.collect()
+    held = resident_bytes() - before
+    return {"episodes": sum(not e.done for e in live), "bytes": held}
+
+
+def play_to_last_message(episode: Any, suite: Suite) -> None:
+    programs = suite.reference(episode.task)
+    for i, program in enumerate(programs):
+        messages = [episode.chat.calls([named(suite, episode.task, call)]) for call in program]
+        if i < len(programs) - 1:
+            messages.append("done.")
+        for message in messages:
+            episode.take_pending()
+            ids = episode.tokenizer.encode(message + episode.chat.stop_tokens[0])
+            episode.receive(ids, [-0.1] * len(ids))
+
+
+def named(suite: Suite, task: Task, call: Call) -> Call:
+    """A reference call with its positional arguments named, since a chat format knows no others."""
+    docs = {doc["name"]: doc for doc in (*task.tools, *(d for turn in task.turns for d in turn.reveals))}
+    names = list(docs[call.name]["parameters"]["properties"])
+    return Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments})
+
+
+def memory_in_fresh_process() -> dict[str, Any]:
+    command = [sys.executable, "-m", "experiments.benchmarks.verifier", "--hold"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory part out")
+    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.hold:
+        print(json.dumps(hold_episodes()))
+        return
+    machine, installed, git = host(), versions(), git_commit()
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    print(f"{machine['cpus']} CPUs, {machine['memory_gib']} GiB, {machine['system']}, load {load}")
+    print(f"python {installed['python']}, bfcl-eval {installed['bfcl-eval']}, commit {git['commit'][:10]}")
+    found = compare(flags.repeats)
+    print(f"\n800 reference trajectories, {flags.repeats} alternating repetitions, seconds")
+    print(f"{'':10}{'median':>9}{'min':>9}  " + "".join(f"{c:>14}" for c in CATEGORIES))
+    for name in ("checker", "ours"):
+        row = found[name]
+        by_category = "".join(f"{row['median_s_by_category'][c]:14.3f}" for c in CATEGORIES)
+        print(f"{name:10}{row['median_s']:9.3f}{row['min_s']:9.3f}  {by_category}")
+    print(f"ours / checker: {found['ratio_of_medians']:.2f} (medians), {found['ratio_of_minima']:.2f} (minima)")
+    if not flags.no_memory:
+        memory = memory_in_fresh_process()
+        print(
+            f"\n{memory['episodes']} live episodes hold {memory['bytes'] / 1e9:.3f} GB "
+            f"(limit {MEMORY_LIMIT_GB:g} GB, {memory['bytes'] / memory['episodes'] / 1e6:.2f} MB each)"
+        )
+
+
+if __name__ == "__main__":
+    main()
