@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seal_jax.envs.limits import CallStuck, TimeLimitExceeded, run_limited
@@ -96,11 +96,11 @@ class InstanceWorld:
         if any(isinstance(value, Unevaluated) for value in call.arguments.values()):
             return self._call_with_source(call)
         method = getattr(self._instances[self._tools[call.name]], call.name)
-        signature = _signature(getattr(method, "__func__", method), hasattr(method, "__func__"))
-        misfit = _misfit(signature, call)
-        defaults = {} if misfit else self._mutable_defaults(call, signature)
+        shape = _shape(getattr(method, "__func__", method), hasattr(method, "__func__"))
+        misfit = _misfit(shape, call)
+        defaults = {} if misfit else self._mutable_defaults(call, shape)
         if not misfit and (guard := self._guards.get(call.name)):
-            reason = guard(signature.bind(*call.positional, **call.arguments).arguments)
+            reason = guard(shape.signature.bind(*call.positional, **call.arguments).arguments)
             if reason is not None:
                 return _failed(call, f"time limit exceeded: {reason}", "time_limit", reason)
         raw: Any = None
@@ -122,7 +122,7 @@ class InstanceWorld:
             self._stuck = True
             return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
         except (Exception, SystemExit, GeneratorExit) as error:
-            kind, detail = misfit or _classify(error, method, signature, call)
+            kind, detail = misfit or _classify(error, method, shape.signature, call)
             return _failed(call, _message(error), kind, detail)
         if len(text) > self._max_result_chars:
             message = f"result of {len(text)} characters exceeds the limit of {self._max_result_chars}"
@@ -166,18 +166,13 @@ class InstanceWorld:
             case _:
                 return ast.literal_eval(node)
 
-    def _mutable_defaults(self, call: Call, signature: inspect.Signature) -> dict[str, Any]:
+    def _mutable_defaults(self, call: Call, shape: _Shape) -> dict[str, Any]:
+        if not shape.mutable:
+            return {}
         if call.name not in self._defaults:
-            self._defaults[call.name] = {
-                p.name: copy.deepcopy(p.default)
-                for p in signature.parameters.values()
-                if isinstance(p.default, list | dict | set) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            }
-        own = self._defaults[call.name]
-        if not own:
-            return own
-        given = signature.bind(*call.positional, **call.arguments).arguments
-        return {name: value for name, value in own.items() if name not in given}
+            self._defaults[call.name] = {name: copy.deepcopy(value) for name, value in shape.mutable.items()}
+        given = shape.signature.bind(*call.positional, **call.arguments).arguments
+        return {name: value for name, value in self._defaults[call.name].items() if name not in given}
 
 
 def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
@@ -208,12 +203,33 @@ def _public_methods(kind: type) -> tuple[str, ...]:
     return tuple(name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What is asked of a tool's signature at every call, worked out once."""
+
+    signature: inspect.Signature
+    names: frozenset[str]  # arguments that may be given by name
+    required: frozenset[str]
+    mutable: Mapping[str, Any]  # default values that a tool could change
+
+
 @functools.lru_cache(maxsize=4096)
-def _signature(function: Callable[..., Any], bound: bool) -> inspect.Signature:
+def _shape(function: Callable[..., Any], bound: bool) -> _Shape:
     signature = inspect.signature(function)
-    if not bound:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    if bound:
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    by_name = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return _Shape(
+        signature,
+        names=frozenset(p.name for p in by_name),
+        required=frozenset(p.name for p in _required(signature)),
+        mutable={p.name: p.default for p in by_name if isinstance(p.default, list | dict | set)},
+    )
+
+
+def _required(signature: inspect.Signature) -> list[inspect.Parameter]:
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p for p in signature.parameters.values() if p.default is p.empty and p.kind not in kinds]
 
 
 class _Failed(Exception):
@@ -238,8 +254,11 @@ def _private(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, list | dict | set | tuple) else value
 
 
-def _misfit(signature: inspect.Signature, call: Call) -> tuple[ErrorKind, str] | None:
+def _misfit(shape: _Shape, call: Call) -> tuple[ErrorKind, str] | None:
     """Why the arguments do not fit the parameters: ("missing_argument" | "unexpected_argument", name), or None."""
+    if not call.positional and shape.required <= call.arguments.keys() <= shape.names:
+        return None
+    signature = shape.signature
     try:
         signature.bind(*call.positional, **call.arguments)
         return None
@@ -253,8 +272,8 @@ def _misfit(signature: inspect.Signature, call: Call) -> tuple[ErrorKind, str] |
     if unexpected or twice:
         return "unexpected_argument", (unexpected or twice)[0]
     given = {*by_position[: len(call.positional)], *call.arguments}
-    for p in parameters.values():
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
+    for p in _required(signature):
+        if p.name not in given:
             return "missing_argument", p.name
     return "unexpected_argument", f"position {len(by_position) + 1}"
 
