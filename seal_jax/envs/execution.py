@@ -13,6 +13,8 @@ import copy
 import functools
 import inspect
 import json
+import math
+import time
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +31,9 @@ DENIED_NAMES = frozenset({"kill", "exit", "quit", "remove", "unlink", "popen", "
 TIME_LIMIT_S = 5.0
 #: Characters. Ten times the longest answer of a long-context tool; beyond it no policy could read the result.
 MAX_RESULT_CHARS = 1_000_000
+#: What all calls on one world may take together, in limits of one call: a message may hold a hundred calls that each
+#: stop just short of their limit. An honest episode needs a hundredth of either.
+TIME_BUDGET, TEXT_BUDGET = 6, 32
 
 #: Looks at the bound arguments of a call that could keep C code busy for ever; returns why it must not run, or None.
 Guard = Callable[[Mapping[str, Any]], str | None]
@@ -41,8 +46,10 @@ class InstanceWorld:
       instances: {instance name: object}. The world takes them over; no other world may hold them.
       tools: {tool name: instance name}; the tool is the instance's method of that name. Default: every public method
         of every instance.
-      time_limit_s: wall-clock limit of one call in seconds; None for none. See limits.py for what it cannot stop.
-      max_result_chars: longer results are replaced by a short message.
+      time_limit_s: wall-clock limit of one call in seconds; None for none. See limits.py for what it cannot stop. All
+        calls together get TIME_BUDGET times as much; then every further call is a time_limit and runs nothing.
+      max_result_chars: longer results are replaced by a short message, and so are all once they sum up to TEXT_BUDGET
+        times as many.
       guards: {tool name: Guard} for tools whose arguments can ask for endless work.
       scope: entered around each call, for libraries with process-wide settings that a tool changes.
     """
@@ -67,6 +74,8 @@ class InstanceWorld:
             if tool in DENIED_NAMES:
                 raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
         self._time_limit_s = time_limit_s
+        self._time_left = math.inf if time_limit_s is None else TIME_BUDGET * time_limit_s
+        self._chars_left = TEXT_BUDGET * max_result_chars
         self._max_result_chars = max_result_chars
         self._guards = dict(guards or {})
         self._scope = scope
@@ -87,7 +96,9 @@ class InstanceWorld:
         """Executes one call. Never raises for what the policy wrote; an exception in a tool is an observation."""
         if self._stuck:
             return _failed(call, "an earlier call never ended", "time_limit", "earlier call")
-        parts = call.name.split(".")
+        if self._time_left <= 0:
+            return _failed(call, "time limit exceeded by the calls before", "time_limit", "all calls")
+        parts = call.name.split(".", 2)
         bare_name = parts[1] if len(parts) > 1 else call.name
         if bare_name in DENIED_NAMES:
             return _failed(call, f"Function call {bare_name} is not allowed.", "unknown_tool", "not allowed")
@@ -114,8 +125,9 @@ class InstanceWorld:
                 raw = method(*args, **kwargs, **defaults)
                 return result_text(raw)
 
+        start = time.monotonic()
         try:
-            text = run_limited(work, self._time_limit_s)
+            text = run_limited(work, self._time_limit_s and min(self._time_limit_s, max(self._time_left, 0.01)))
         except TimeLimitExceeded:
             return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
         except CallStuck:
@@ -124,9 +136,13 @@ class InstanceWorld:
         except (Exception, SystemExit, GeneratorExit) as error:
             kind, detail = misfit or _classify(error, method, shape.signature, call)
             return _failed(call, _message(error), kind, detail)
-        if len(text) > self._max_result_chars:
-            message = f"result of {len(text)} characters exceeds the limit of {self._max_result_chars}"
-            return _failed(call, message, "size_limit", f"{self._max_result_chars} characters")
+        finally:
+            self._time_left -= time.monotonic() - start
+        limit = min(self._max_result_chars, self._chars_left)
+        if len(text) > limit:
+            message = f"result of {len(text)} characters exceeds the limit of {limit}"
+            return _failed(call, message, "size_limit", f"{limit} characters")
+        self._chars_left -= len(text)
         self._returned = raw
         return CallResult(call, text, "tool_error" if _is_error_result(raw) else "none")
 
@@ -323,7 +339,7 @@ def _is_error_result(value: Any) -> bool:
     if isinstance(value, str) and '"error"' in value and value.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     items: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
     return any(isinstance(item, dict) and item.get("error") not in (None, False, "") for item in items)

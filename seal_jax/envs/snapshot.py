@@ -38,21 +38,19 @@ def public_attributes(instance: object) -> dict[str, Any]:
 _UPWARD_LINKS = frozenset({"parent"})
 #: Far beyond any honest state (the largest BFCL one has about 2,000 values); shared folders can grow as 2**calls.
 MAX_VALUES = 200_000
+#: Containers inside one another; a folder counts twice, with its dict of contents. A number of its own, because how far
+#: Python could go depends on who calls.
+MAX_DEPTH = 100
 
 
 class StateTooLarge(Exception):
-    """A state holds more than MAX_VALUES values (or is nested too deep): it is not copied and not compared."""
+    """A state holds more than MAX_VALUES values or is nested deeper than MAX_DEPTH: it is not copied, not compared."""
 
 
 def snapshot(value: Any) -> Any:
     """Copies `value` into plain, comparable data; raises StateTooLarge. An object that (through others) contains
     itself is copied once and stands as a `BackReference` below."""
-    if type(value) in _SCALARS:
-        return value
-    try:
-        return _Copier().copy(value)
-    except RecursionError:
-        raise StateTooLarge("nested too deep") from None
+    return value if type(value) in _SCALARS else _Copier().copy(value)
 
 
 class _Copier:
@@ -77,6 +75,8 @@ class _Copier:
         self.values += len(value if parts is None else parts)
         if self.values > MAX_VALUES:
             raise StateTooLarge(f"more than {MAX_VALUES} values")
+        if len(self.enclosing) == MAX_DEPTH:
+            raise StateTooLarge(f"nested deeper than {MAX_DEPTH}")
         self.enclosing[here] = len(self.enclosing)
         copy, scalars = self.copy, _SCALARS
         try:
