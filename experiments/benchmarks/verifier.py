@@ -3,7 +3,7 @@
     python -m experiments.benchmarks.verifier [--repeats=7] [--no-memory]
 
 Time: the 800 reference programs, played as if a policy had written them. In one process, alternating, everything
-imported and loaded before, the collector of garbage on: `checker` is the package's multi_turn_checker alone (a model name of its own for each check,
+imported and loaded before: `checker` is the package's multi_turn_checker alone (a model name of its own for each check,
 since it keeps its instances under that name; what it leaves behind is removed outside the timed part); `ours` is
 `Verifier.verify` with all its evidence, then `diagnose`. Neither writes a file. CPU time, since both are one thread and
 a machine's other work then hardly counts.

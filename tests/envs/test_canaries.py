@@ -31,14 +31,14 @@ from seal_jax.telemetry.recorder import RunRecorder, read_trajectories
 from seal_jax.types import LABELS, Call, Step
 
 FORMATS = ("hermes", "llama31", "toolace", "tiny")
-#: Of one call. Calls that honestly take milliseconds, the reference's among them, must stay below it on a busy machine.
+#: Of one call. Honest calls, the reference's among them, must stay below it on a busy machine too.
 TIME_LIMIT_S = 0.5
-#: Seconds of work for a few messages and all that follows from them: a few times what all their calls together may take.
+#: Seconds of work for a few messages and all that follows: a few times what all their calls together may take.
 PATIENCE_S = 6.0
 WIDE = Limits(10**6, 50, 50, 10**8, 10**9, 2000)
 
 
-# --- canaries: what any executed text would touch -----------------------------------------------------------------------
+# --- canaries: what any executed text would touch ---------------------------------------------------------------------
 class Watch:
     """Sees code being run, files opened and processes started, by Python's own audit events; off until entered."""
 
@@ -231,7 +231,7 @@ def messages() -> list[str]:
 MESSAGES = messages()
 
 
-# --- suites and a scripted policy -----------------------------------------------------------------------------------------
+# --- suites and a scripted policy -------------------------------------------------------------------------------------
 @pytest.fixture(scope="module", params=["bfcl", "toolbox"])
 def suite(request):
     if request.param == "toolbox":
@@ -293,7 +293,7 @@ def judge(suite, task, turns, *, stopped_early=False):
 
 
 class Patience:
-    """Fails if its body worked or slept for longer than PATIENCE_S (on a busy machine the clock on the wall says more)."""
+    """Fails if its body worked for longer than PATIENCE_S; the clock on the wall may say more on a busy machine."""
 
     def __init__(self, what: str = "") -> None:
         self.what = what
@@ -367,7 +367,7 @@ def test_a_message_of_100_million_characters_is_not_read(bfcl, reader):
             assert "invalid_tool_call" in judge(bfcl, task, trajectory.turns)[1]
 
 
-# --- calls that no parser lets through, as a file of decoded calls may hold them -----------------------------------------
+# --- calls that no parser lets through, as a file of decoded calls may hold them --------------------------------------
 def nested(depth):
     value = 1
     for _ in range(depth):
@@ -406,7 +406,7 @@ def test_an_official_message_of_very_many_calls_is_diagnosed_in_time(bfcl):
             judge(bfcl, task, [[DECODERS["prompting"](text)]])
 
 
-# --- endless work through legal tools ------------------------------------------------------------------------------------
+# --- endless work through legal tools ---------------------------------------------------------------------------------
 def doubling(n):
     """Folders whose unfolded size doubles with each level: d0 twice in d1, d1 twice in d2, ..."""
     yield Call("mkdir", {"dir_name": "d0"})
