@@ -1,6 +1,6 @@
 """Nothing in the package can run what a model wrote: no evaluators, no unpickling, no shells, checked on the syntax.
 
-What a model says is read by parsers and dispatched to bound methods (seal_jax/envs/execution.py). This test keeps it so.
+What a model says is read by parsers and dispatched to bound methods (seal_jax/envs/execution.py); this keeps it so.
 It looks at every module of seal_jax, configs and experiments, and follows imports under other names; a use that is
 right is listed in EXCEPTIONS with its reason.
 """
