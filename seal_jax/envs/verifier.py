@@ -124,10 +124,10 @@ class VerifierSession:
         self._evidence: list[TurnEvidence] = []
         self._model = _Side(suite.open(task))
         self._reference = _Side(suite.open(task))
-        # Fresh worlds of one task are in the same state, so one snapshot of it serves both.
-        self._model.last = self._reference.last = _snapshots(self._reference.world.state())
         self._results_so_far: Counter[str] = Counter()
         self._open_diffs: dict[tuple[str, str], frozenset[Difference]] = {}
+        # Fresh worlds of one task are in the same state, so one snapshot of it serves both.
+        self._model.last = self._reference.last = _snapshots(self._reference.world.state())
 
     @property
     def n_turns(self) -> int:
