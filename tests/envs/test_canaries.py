@@ -399,9 +399,12 @@ def test_outlandish_calls_are_diagnosed(suite, call, canary):
         judge(suite, task, [[(call,)], [(call,), ()]][: len(task.turns)], stopped_early=True)
 
 
-def test_an_official_message_of_very_many_calls_is_diagnosed_in_time(bfcl):
+@pytest.mark.parametrize("call", ["x()", "ls(b=1)", "cat(file_name='x')"])
+def test_an_official_message_of_very_many_calls_is_diagnosed_in_time(bfcl, call):
+    """Also where a last call bears on all the others, so that each looks for it."""
     task = task_of(bfcl)
-    for text in ("[" + "ls(), " * 45_000 + "ls()]", "[" + "x(), " * 55_000 + "ls()]"):
+    for last in ("mv(zz=1)", "ls()"):
+        text = f"[{', '.join([call] * 8_000)}, {last}]"
         with Patience(text):
             judge(bfcl, task, [[DECODERS["prompting"](text)]])
 
