@@ -65,14 +65,13 @@ class InstanceWorld:
         scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._instances = dict(instances)
-        self._tools = public_tools(self._instances) if tools is None else dict(tools)
-        for tool, instance in self._tools.items():
-            if instance not in self._instances:
-                raise ValueError(f"tool {tool!r} belongs to instance {instance!r}, which is not in {sorted(instances)}")
-            if not callable(getattr(self._instances[instance], tool, None)):
-                raise ValueError(f"instance {instance!r} has no method {tool!r}; fix the tool map or the class")
-            if tool in DENIED_NAMES:
-                raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
+        if tools is None:
+            self._tools = public_tools(self._instances)
+        else:
+            self._tools = dict(tools)
+            _check_tools(self._tools, self._instances)
+        for tool in DENIED_NAMES.intersection(self._tools):
+            raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
         self._time_limit_s = time_limit_s
         self._time_left = math.inf if time_limit_s is None else TIME_BUDGET * time_limit_s
         self._chars_left = TEXT_BUDGET * max_result_chars
@@ -200,6 +199,14 @@ def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
                 raise ValueError(f"tool {name!r} is offered by both {tools[name]!r} and {instance_name!r}; rename one")
             tools[name] = instance_name
     return tools
+
+
+def _check_tools(tools: Mapping[str, str], instances: Mapping[str, object]) -> None:
+    for tool, instance in tools.items():
+        if instance not in instances:
+            raise ValueError(f"tool {tool!r} belongs to instance {instance!r}, which is not in {sorted(instances)}")
+        if not callable(getattr(instances[instance], tool, None)):
+            raise ValueError(f"instance {instance!r} has no method {tool!r}; fix the tool map or the class")
 
 
 def result_text(value: Any) -> str:
