@@ -2,11 +2,11 @@
 
     python -m experiments.benchmarks.verifier [--repeats=7] [--no-memory]
 
-Time: the 800 reference programs, played as if a policy had written them. In one process, alternating, everything
-imported and loaded before: `checker` is the package's multi_turn_checker alone (a model name of its own for each check,
-since it keeps its instances under that name; what it leaves behind is removed outside the timed part); `ours` is
-`Verifier.verify` with all its evidence, then `diagnose`. Neither writes a file. CPU time, since both are one thread and
-a machine's other work then hardly counts.
+Time: the 800 reference programs, played as if a policy had written them. In one process, alternating task by task,
+everything imported and loaded before: `checker` is the package's multi_turn_checker alone (a model name of its own for
+each check, since it keeps its instances under that name; what it leaves behind is removed outside the timed part);
+`ours` is `Verifier.verify` with all its evidence, then `diagnose`. Neither writes a file. CPU time, since both are one
+thread and a machine's other work then hardly counts.
 
 Memory: 256 episodes (8 tasks of each category, 8 rollouts each) with their worlds, tokens and failure watches, as a
 collector holds them, each played up to its last message. Resident memory over what the process held before it opened
@@ -26,8 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,91 +35,87 @@ from seal_jax.envs.base import Suite, make_suite
 from seal_jax.envs.bfcl.package import package_folder, read_json_lines
 from seal_jax.envs.verifier import Verifier
 from seal_jax.provenance import git_commit, host, versions
-from seal_jax.types import CATEGORIES, Call, Task
+from seal_jax.types import CATEGORIES, SUCCESS_LABELS, Call, Task
 
-Spent = dict[str, float]  # seconds by category, and "wall": seconds by the clock on the wall
+Job = Callable[[], None]  # judges one task; SystemExit if the verdict is not what it must be
 EPISODES, ROLLOUTS = 256, 8
 MEMORY_LIMIT_GB = 1.0
 
 
-@contextmanager
-def timed(spent: Spent, category: str) -> Iterator[None]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    yield
-    spent[category] += time.process_time() - cpu
-    spent["wall"] += time.perf_counter() - wall
-
-
-def official_checker() -> tuple[Callable[..., dict[str, Any]], Any]:
-    """multi_turn_checker, and the module that holds the instances it leaves behind."""
+def checker_jobs() -> dict[str, tuple[Job, Job]]:
+    """{task id: (the package's checker on its reference program, removal of the instances that it left behind)}."""
     os.environ.setdefault("BFCL_PROJECT_ROOT", tempfile.mkdtemp())  # parts of the package make folders there
     from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
-    return multi_turn_checker, multi_turn_utils
+    names, kept = itertools.count(), set(vars(multi_turn_utils))
 
+    def job(row: dict[str, Any], gold: list[list[str]], category: str) -> Job:
+        turns = [[turn] if turn else [] for turn in gold]
 
-def time_checker(names: Iterator[int]) -> Callable[[], Spent]:
-    check, module = official_checker()
-    data, work = package_folder() / "data", []
+        def check() -> None:
+            if not multi_turn_checker(turns, gold, row, category, f"bench{next(names)}")["valid"]:
+                raise SystemExit(f"{row['id']}: the checker refuses the reference program")
+
+        return check
+
+    def clear() -> None:
+        for left in vars(multi_turn_utils).keys() - kept:
+            delattr(multi_turn_utils, left)
+
+    jobs, data = {}, package_folder() / "data"
     for category in CATEGORIES:
         file = f"BFCL_v4_multi_turn_{category}.json"
         answers = read_json_lines(data / "possible_answer" / file)
         for row, answer in zip(read_json_lines(data / file), answers, strict=True):
-            gold = answer["ground_truth"]
-            work.append((category, [[turn] if turn else [] for turn in gold], gold, row))
-    kept = set(vars(module))
-
-    def measure() -> Spent:
-        spent: Spent = defaultdict(float)
-        for category, turns, gold, row in work:
-            name = f"bench{next(names)}"
-            with timed(spent, category):
-                verdict = check(turns, gold, row, category, name)
-            if not verdict["valid"]:
-                raise SystemExit(f"{row['id']}: the checker refuses the reference program: {verdict['error_type']}")
-            for left in vars(module).keys() - kept:
-                delattr(module, left)
-        return spent
-
-    return measure
+            jobs[row["id"]] = job(row, answer["ground_truth"], category), clear
+    return jobs
 
 
-def time_ours(suite: Suite) -> Callable[[], Spent]:
+def our_jobs(suite: Suite) -> dict[str, tuple[Job, Job]]:
     verifier = Verifier(suite)
-    work = [(task, [[program] if program else [] for program in suite.reference(task)]) for task in suite.tasks("all")]
 
-    def measure() -> Spent:
-        spent: Spent = defaultdict(float)
-        for task, turns in work:
-            with timed(spent, task.category):
-                verdict = verifier.verify(task, turns)
-                labels = diagnose(verdict).names
-            if verdict.reward != 1.0 or not {"pass", "correct_abstention"}.issuperset(labels):
+    def job(task: Task) -> Job:
+        turns = [[program] if program else [] for program in suite.reference(task)]
+
+        def check() -> None:
+            verdict = verifier.verify(task, turns)
+            labels = diagnose(verdict).names
+            if verdict.reward != 1.0 or not SUCCESS_LABELS.issuperset(labels):
                 raise SystemExit(f"{task.id}: we refuse the reference program: {verdict.reason} {labels}")
-        return spent
 
-    return measure
+        return check
+
+    return {task.id: (job(task), lambda: None) for task in suite.tasks("all")}
 
 
-def compare(repeats: int) -> dict[str, Any]:
-    """Seconds for all 800, median and least of `repeats`, alternating."""
-    sides = {"checker": time_checker(itertools.count()), "ours": time_ours(make_suite("bfcl"))}
-    for measure in sides.values():  # fills the caches of both
-        measure()
-    times: dict[str, list[Spent]] = {name: [] for name in sides}
-    for i in range(repeats):
-        for name in list(sides)[:: 1 if i % 2 else -1]:
-            gc.collect()
-            times[name].append(sides[name]())
-    found: dict[str, Any] = {}
-    for name, runs in times.items():
-        cpu = [sum(run[c] for c in CATEGORIES) for run in runs]
-        found[name] = {
-            "median": statistics.median(cpu),
-            "min": min(cpu),
-            "wall": statistics.median(run["wall"] for run in runs),
-            **{c: statistics.median(run[c] for run in runs) for c in CATEGORIES},
+def compare(repeats: int) -> dict[str, dict[str, float]]:
+    """Seconds for all 800, for both sides and as their ratio; the sides alternate task by task."""
+    suite = make_suite("bfcl")
+    jobs = {"checker": checker_jobs(), "ours": our_jobs(suite)}
+    cpu: dict[tuple[str, str], list[float]] = defaultdict(list)  # (side, task id) -> seconds
+    wall: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for repeat in range(repeats + 1):
+        gc.collect()
+        for task in suite.tasks("all"):
+            for side in sorted(jobs, reverse=repeat % 2 == 0):
+                check, clear = jobs[side][task.id]
+                start = time.process_time(), time.perf_counter()
+                check()
+                spent = time.process_time() - start[0], time.perf_counter() - start[1]
+                clear()
+                if repeat:  # the first fills the caches of both
+                    cpu[side, task.id].append(spent[0])
+                    wall[side, task.id].append(spent[1])
+    of_category = {c: [t.id for t in suite.tasks("all") if t.category == c] for c in CATEGORIES}
+    found: dict[str, dict[str, float]] = {}
+    for side in jobs:
+        median = {c: sum(statistics.median(cpu[side, i]) for i in ids) for c, ids in of_category.items()}
+        found[side] = {
+            "median": sum(median.values()),
+            "min": sum(min(cpu[side, t.id]) for t in suite.tasks("all")),
+            "wall": sum(statistics.median(wall[side, t.id]) for t in suite.tasks("all")),
+            **median,
         }
     found["ratio"] = {key: found["ours"][key] / found["checker"][key] for key in found["ours"]}
     return found
@@ -207,8 +202,8 @@ def main() -> None:
     print(f"{machine['cpus']} CPUs, {machine['memory_gib']} GiB, {machine['system']}, load {load}")
     print(f"python {installed['python']}, bfcl-eval {installed['bfcl-eval']}, commit {git['commit'][:10]}")
     found = compare(flags.repeats)
-    print(f"\n800 reference trajectories, {flags.repeats} alternating repetitions")
-    print("CPU seconds: median, least, median by category; wall: median seconds by the clock\n")
+    print(f"\n800 reference trajectories, {flags.repeats} alternating repetitions of each")
+    print("CPU seconds, sums of each task's median or least; wall: sum of the medians by the clock\n")
     print(f"{'':8}" + "".join(f"{key:>13}" for key in found["ratio"]))
     for name in ("checker", "ours", "ratio"):
         print(f"{name:8}" + "".join(f"{value:13.3f}" for value in found[name].values()))
