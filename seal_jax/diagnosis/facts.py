@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from seal_jax.types import AttributeDiff, Call, CallResult, Step, TurnEvidence
@@ -61,8 +62,11 @@ class Facts:
         """Is anything wrong that this turn caused itself."""
         return bool(self.fresh or self.absent) or not self.worked
 
-    def later(self, attempt: Attempt) -> tuple[Attempt, ...]:
-        return self.attempts[attempt.index + 1 :]
+    @cached_property
+    def last_ok(self) -> Mapping[tuple[str, ...], int]:
+        """{tool, as `Attempt.names`: index of its last attempt that worked}. A message can hold very many calls, so
+        nothing here looks from each attempt through all later ones."""
+        return {a.names: a.index for a in self.attempts if a.ok}
 
 
 def facts_of(turn: TurnEvidence, astray_before: bool) -> Facts:

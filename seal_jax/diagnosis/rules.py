@@ -113,8 +113,10 @@ def _label_abstain(turn: TurnEvidence) -> tuple[str, str]:
 
 
 def _invalid_tool_call(f: Facts) -> str | None:
+    on_track = (a.index for a in f.attempts if not a.invalid and f.reference_tools.intersection(a.names))
+    last = max(on_track, default=-1)
     for a in f.attempts:
-        if a.invalid and not any(not b.invalid and f.reference_tools.intersection(b.names) for b in f.later(a)):
+        if a.invalid and a.index > last:
             why = a.rejected if a.result is None else f"{a.result.error}: {a.names[0]}"
             return f"step {a.step}: never put right: {why}"
     return None
@@ -122,7 +124,7 @@ def _invalid_tool_call(f: Facts) -> str | None:
 
 def _argument_mismatch(f: Facts) -> str | None:
     for a in f.attempts:
-        if a.has(ARGUMENT_ERRORS) and not any(b.ok and b.names == a.names for b in f.later(a)):
+        if a.has(ARGUMENT_ERRORS) and a.index > f.last_ok.get(a.names, -1):
             assert a.result is not None
             return f"step {a.step}: {a.names[0]}: {a.result.error} {a.result.detail or a.result.text}"
     for wanted in f.lacking:
@@ -153,7 +155,8 @@ def _state_mismatch(f: Facts) -> str | None:
 
 def _recovery_failure(f: Facts) -> str | None:
     needed = _needed_refusals(f)
-    gave_up = [a for a in f.attempts if a.has(REFUSALS) and not any(b.ok for b in f.later(a))]
+    last_ok = max(f.last_ok.values(), default=-1)
+    gave_up = [a for a in f.attempts if a.has(REFUSALS) and a.index > last_ok]
     for a in needed or gave_up:
         assert a.result is not None
         return f"step {a.step}: {a.names[0]} refused and never repaired: {a.result.text}"
@@ -192,7 +195,7 @@ def _needed_refusals(f: Facts) -> list[Attempt]:
         if a.has(REFUSALS)
         and (
             any(_refused_as_wanted(a, wanted) for wanted in f.lacking)
-            or (a.names[0] in tools and not any(b.ok and b.names == a.names for b in f.later(a)))
+            or (a.names[0] in tools and a.index > f.last_ok.get(a.names, -1))
         )
     ]
 

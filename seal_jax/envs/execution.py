@@ -13,11 +13,13 @@ import copy
 import functools
 import inspect
 import json
+import math
+import time
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from seal_jax.envs.limits import CallStuck, TimeLimitExceeded, run_limited
@@ -29,6 +31,9 @@ DENIED_NAMES = frozenset({"kill", "exit", "quit", "remove", "unlink", "popen", "
 TIME_LIMIT_S = 5.0
 #: Characters. Ten times the longest answer of a long-context tool; beyond it no policy could read the result.
 MAX_RESULT_CHARS = 1_000_000
+#: What all calls on one world may take together, in limits of one call: a message may hold a hundred calls that each
+#: stop just short of their limit. An honest episode needs a hundredth of either.
+TIME_BUDGET, TEXT_BUDGET = 6, 32
 
 #: Looks at the bound arguments of a call that could keep C code busy for ever; returns why it must not run, or None.
 Guard = Callable[[Mapping[str, Any]], str | None]
@@ -41,8 +46,10 @@ class InstanceWorld:
       instances: {instance name: object}. The world takes them over; no other world may hold them.
       tools: {tool name: instance name}; the tool is the instance's method of that name. Default: every public method
         of every instance.
-      time_limit_s: wall-clock limit of one call in seconds; None for none. See limits.py for what it cannot stop.
-      max_result_chars: longer results are replaced by a short message.
+      time_limit_s: wall-clock limit of one call in seconds; None for none. See limits.py for what it cannot stop. All
+        calls together get TIME_BUDGET times as much; then every further call is a time_limit and runs nothing.
+      max_result_chars: longer results are replaced by a short message, and so are all once they sum up to TEXT_BUDGET
+        times as many.
       guards: {tool name: Guard} for tools whose arguments can ask for endless work.
       scope: entered around each call, for libraries with process-wide settings that a tool changes.
       defaults: the table that keeps this world's copies of mutable default arguments; two worlds given the same one
@@ -61,15 +68,16 @@ class InstanceWorld:
         defaults: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self._instances = dict(instances)
-        self._tools = public_tools(self._instances) if tools is None else dict(tools)
-        for tool, instance in self._tools.items():
-            if instance not in self._instances:
-                raise ValueError(f"tool {tool!r} belongs to instance {instance!r}, which is not in {sorted(instances)}")
-            if not callable(getattr(self._instances[instance], tool, None)):
-                raise ValueError(f"instance {instance!r} has no method {tool!r}; fix the tool map or the class")
-            if tool in DENIED_NAMES:
-                raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
+        if tools is None:
+            self._tools = public_tools(self._instances)
+        else:
+            self._tools = dict(tools)
+            _check_tools(self._tools, self._instances)
+        for tool in DENIED_NAMES.intersection(self._tools):
+            raise ValueError(f"tool name {tool!r} is one that the executor always refuses; rename the tool")
         self._time_limit_s = time_limit_s
+        self._time_left = math.inf if time_limit_s is None else TIME_BUDGET * time_limit_s
+        self._chars_left = TEXT_BUDGET * max_result_chars
         self._max_result_chars = max_result_chars
         self._guards = dict(guards or {})
         self._scope = scope
@@ -90,7 +98,9 @@ class InstanceWorld:
         """Executes one call. Never raises for what the policy wrote; an exception in a tool is an observation."""
         if self._stuck:
             return _failed(call, "an earlier call never ended", "time_limit", "earlier call")
-        parts = call.name.split(".")
+        if self._time_left <= 0:
+            return _failed(call, "time limit exceeded by the calls before", "time_limit", "all calls")
+        parts = call.name.split(".", 2)
         bare_name = parts[1] if len(parts) > 1 else call.name
         if bare_name in DENIED_NAMES:
             return _failed(call, f"Function call {bare_name} is not allowed.", "unknown_tool", "not allowed")
@@ -99,11 +109,11 @@ class InstanceWorld:
         if any(isinstance(value, Unevaluated) for value in call.arguments.values()):
             return self._call_with_source(call)
         method = getattr(self._instances[self._tools[call.name]], call.name)
-        signature = _signature(getattr(method, "__func__", method), hasattr(method, "__func__"))
-        misfit = _misfit(signature, call)
-        defaults = {} if misfit else self._mutable_defaults(call, signature)
+        shape = _shape(getattr(method, "__func__", method), hasattr(method, "__func__"))
+        misfit = _misfit(shape, call)
+        defaults = {} if misfit else self._mutable_defaults(call, shape)
         if not misfit and (guard := self._guards.get(call.name)):
-            reason = guard(signature.bind(*call.positional, **call.arguments).arguments)
+            reason = guard(shape.signature.bind(*call.positional, **call.arguments).arguments)
             if reason is not None:
                 return _failed(call, f"time limit exceeded: {reason}", "time_limit", reason)
         raw: Any = None
@@ -117,19 +127,24 @@ class InstanceWorld:
                 raw = method(*args, **kwargs, **defaults)
                 return result_text(raw)
 
+        start = time.monotonic()
         try:
-            text = run_limited(work, self._time_limit_s)
+            text = run_limited(work, self._time_limit_s and min(self._time_limit_s, max(self._time_left, 0.01)))
         except TimeLimitExceeded:
             return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
         except CallStuck:
             self._stuck = True
             return _failed(call, "time limit exceeded", "time_limit", f"{self._time_limit_s:g} s")
         except (Exception, SystemExit, GeneratorExit) as error:
-            kind, detail = misfit or _classify(error, method, signature, call)
+            kind, detail = misfit or _classify(error, method, shape.signature, call)
             return _failed(call, _message(error), kind, detail)
-        if len(text) > self._max_result_chars:
-            message = f"result of {len(text)} characters exceeds the limit of {self._max_result_chars}"
-            return _failed(call, message, "size_limit", f"{self._max_result_chars} characters")
+        finally:
+            self._time_left -= time.monotonic() - start
+        limit = min(self._max_result_chars, self._chars_left)
+        if len(text) > limit:
+            message = f"result of {len(text)} characters exceeds the limit of {limit}"
+            return _failed(call, message, "size_limit", f"{limit} characters")
+        self._chars_left -= len(text)
         self._returned = raw
         return CallResult(call, text, "tool_error" if _is_error_result(raw) else "none")
 
@@ -169,18 +184,13 @@ class InstanceWorld:
             case _:
                 return ast.literal_eval(node)
 
-    def _mutable_defaults(self, call: Call, signature: inspect.Signature) -> dict[str, Any]:
+    def _mutable_defaults(self, call: Call, shape: _Shape) -> dict[str, Any]:
+        if not shape.mutable:
+            return {}
         if call.name not in self._defaults:
-            self._defaults[call.name] = {
-                p.name: copy.deepcopy(p.default)
-                for p in signature.parameters.values()
-                if isinstance(p.default, list | dict | set) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-            }
-        own = self._defaults[call.name]
-        if not own:
-            return own
-        given = signature.bind(*call.positional, **call.arguments).arguments
-        return {name: value for name, value in own.items() if name not in given}
+            self._defaults[call.name] = {name: copy.deepcopy(value) for name, value in shape.mutable.items()}
+        given = shape.signature.bind(*call.positional, **call.arguments).arguments
+        return {name: value for name, value in self._defaults[call.name].items() if name not in given}
 
 
 def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
@@ -192,6 +202,14 @@ def public_tools(instances: Mapping[str, object]) -> dict[str, str]:
                 raise ValueError(f"tool {name!r} is offered by both {tools[name]!r} and {instance_name!r}; rename one")
             tools[name] = instance_name
     return tools
+
+
+def _check_tools(tools: Mapping[str, str], instances: Mapping[str, object]) -> None:
+    for tool, instance in tools.items():
+        if instance not in instances:
+            raise ValueError(f"tool {tool!r} belongs to instance {instance!r}, which is not in {sorted(instances)}")
+        if not callable(getattr(instances[instance], tool, None)):
+            raise ValueError(f"instance {instance!r} has no method {tool!r}; fix the tool map or the class")
 
 
 def result_text(value: Any) -> str:
@@ -211,12 +229,33 @@ def _public_methods(kind: type) -> tuple[str, ...]:
     return tuple(name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_"))
 
 
+@dataclass(frozen=True)
+class _Shape:
+    """What is asked of a tool's signature at every call, worked out once."""
+
+    signature: inspect.Signature
+    names: frozenset[str]  # arguments that may be given by name
+    required: frozenset[str]
+    mutable: Mapping[str, Any]  # default values that a tool could change
+
+
 @functools.lru_cache(maxsize=4096)
-def _signature(function: Callable[..., Any], bound: bool) -> inspect.Signature:
+def _shape(function: Callable[..., Any], bound: bool) -> _Shape:
     signature = inspect.signature(function)
-    if not bound:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
+    if bound:
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    by_name = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return _Shape(
+        signature,
+        names=frozenset(p.name for p in by_name),
+        required=frozenset(p.name for p in _required(signature)),
+        mutable={p.name: p.default for p in by_name if isinstance(p.default, list | dict | set)},
+    )
+
+
+def _required(signature: inspect.Signature) -> list[inspect.Parameter]:
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [p for p in signature.parameters.values() if p.default is p.empty and p.kind not in kinds]
 
 
 class _Failed(Exception):
@@ -241,8 +280,11 @@ def _private(value: Any) -> Any:
     return copy.deepcopy(value) if isinstance(value, list | dict | set | tuple) else value
 
 
-def _misfit(signature: inspect.Signature, call: Call) -> tuple[ErrorKind, str] | None:
+def _misfit(shape: _Shape, call: Call) -> tuple[ErrorKind, str] | None:
     """Why the arguments do not fit the parameters: ("missing_argument" | "unexpected_argument", name), or None."""
+    if not call.positional and shape.required <= call.arguments.keys() <= shape.names:
+        return None
+    signature = shape.signature
     try:
         signature.bind(*call.positional, **call.arguments)
         return None
@@ -256,8 +298,8 @@ def _misfit(signature: inspect.Signature, call: Call) -> tuple[ErrorKind, str] |
     if unexpected or twice:
         return "unexpected_argument", (unexpected or twice)[0]
     given = {*by_position[: len(call.positional)], *call.arguments}
-    for p in parameters.values():
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name not in given:
+    for p in _required(signature):
+        if p.name not in given:
             return "missing_argument", p.name
     return "unexpected_argument", f"position {len(by_position) + 1}"
 
@@ -307,7 +349,7 @@ def _is_error_result(value: Any) -> bool:
     if isinstance(value, str) and '"error"' in value and value.lstrip()[:1] in ("{", "["):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
     items: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
     return any(isinstance(item, dict) and item.get("error") not in (None, False, "") for item in items)

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_SCALARS = (str, int, float, bool, bytes, type(None), complex)
+_SCALARS = frozenset({str, int, float, bool, bytes, type(None), complex})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,49 +38,54 @@ def public_attributes(instance: object) -> dict[str, Any]:
 _UPWARD_LINKS = frozenset({"parent"})
 #: Far beyond any honest state (the largest BFCL one has about 2,000 values); shared folders can grow as 2**calls.
 MAX_VALUES = 200_000
+#: Containers inside one another; a folder counts twice, with its dict of contents. A number of its own, because how far
+#: Python could go depends on who calls.
+MAX_DEPTH = 100
 
 
 class StateTooLarge(Exception):
-    """A state holds more than MAX_VALUES values (or is nested too deep): it is not copied and not compared."""
+    """A state holds more than MAX_VALUES values or is nested deeper than MAX_DEPTH: it is not copied, not compared."""
 
 
 def snapshot(value: Any) -> Any:
     """Copies `value` into plain, comparable data; raises StateTooLarge. An object that (through others) contains
     itself is copied once and stands as a `BackReference` below."""
-    try:
-        return _Copier().copy(value)
-    except RecursionError:
-        raise StateTooLarge("nested too deep") from None
+    return value if type(value) in _SCALARS else _Copier().copy(value)
 
 
 class _Copier:
     def __init__(self) -> None:
-        self.values = 0
+        self.values = 1
         self.enclosing: dict[int, int] = {}  # id -> depth of the containers being copied
 
     def copy(self, value: Any) -> Any:
-        self.values += 1
+        """Copies a value that is no scalar. Scalars are passed on where they stand: most values are some."""
+        here = id(value)
+        if here in self.enclosing:
+            return BackReference(self.enclosing[here])
+        parts: Mapping[Any, Any] | None = None
+        if isinstance(value, dict):
+            parts = value
+        elif isinstance(value, set | frozenset):
+            return frozenset(value)
+        elif not isinstance(value, list | tuple):
+            if isinstance(value, type) or not hasattr(value, "__dict__"):
+                return value  # datetimes, decimals and other values without attributes of their own: immutable
+            parts = {k: v for k, v in public_attributes(value).items() if k not in _UPWARD_LINKS}
+        self.values += len(value if parts is None else parts)
         if self.values > MAX_VALUES:
             raise StateTooLarge(f"more than {MAX_VALUES} values")
-        if type(value) in _SCALARS:
-            return value
-        if isinstance(value, set | frozenset):
-            return frozenset(value)
-        is_container = isinstance(value, dict | list | tuple)
-        if not is_container and (isinstance(value, type) or not hasattr(value, "__dict__")):
-            return value  # datetimes, decimals and other values without attributes of their own: immutable
-        if id(value) in self.enclosing:
-            return BackReference(self.enclosing[id(value)])
-        self.enclosing[id(value)] = len(self.enclosing)
+        if len(self.enclosing) == MAX_DEPTH:
+            raise StateTooLarge(f"nested deeper than {MAX_DEPTH}")
+        self.enclosing[here] = len(self.enclosing)
+        copy, scalars = self.copy, _SCALARS
         try:
-            if isinstance(value, dict):
-                return {k: self.copy(v) for k, v in value.items()}
-            if isinstance(value, list | tuple):
-                return [self.copy(v) for v in value]
-            attributes = {k: self.copy(v) for k, v in public_attributes(value).items() if k not in _UPWARD_LINKS}
-            return Node(type(value).__name__, attributes)
+            if parts is None:
+                return [v if type(v) in scalars else copy(v) for v in value]
+            copied = {k: v if type(v) in scalars else copy(v) for k, v in parts.items()}
+            return copied if parts is value else Node(type(value).__name__, copied)
         finally:
-            del self.enclosing[id(value)]
+            del self.enclosing[here]
 
 
 #: One elementary difference: where, what kind, and (for values) what stands on each side or how far apart they are.

@@ -136,6 +136,8 @@ class VerifierSession:
         self._model, self._reference = map(_Side, open_pair(suite, task))
         self._results_so_far: Counter[str] = Counter()
         self._open_diffs: dict[tuple[str, str], frozenset[Difference]] = {}
+        # Fresh worlds of one task are in the same state, so one snapshot of it serves both.
+        self._model.last = self._reference.last = _snapshots(self._reference.world.state())
 
     @property
     def n_turns(self) -> int:
@@ -180,7 +182,7 @@ class VerifierSession:
         )
         self._results_so_far.update(r.text for r in results)
         missing = _missing([r.text for r in reference_results], self._results_so_far)
-        diffs = self._compare(model_ran=bool(results), reference_ran=bool(program))
+        diffs = self._compare(index, model_ran=bool(results), reference_ran=bool(program))
         passed: bool | None
         if program:
             passed = bool(results) and not diffs and not missing
@@ -209,31 +211,44 @@ class VerifierSession:
             session.turn((program,) if program else ())
         return session.turn(recorded).passed is True
 
-    def _compare(self, *, model_ran: bool, reference_ran: bool) -> tuple[AttributeDiff, ...]:
-        model_changed = self._model.changed(model_ran)
-        reference_changed = self._reference.changed(reference_ran)
-        model_state, reference_state = self._model.world.state(), self._reference.world.state()
+    def _compare(self, index: int, *, model_ran: bool, reference_ran: bool) -> tuple[AttributeDiff, ...]:
+        """The attributes that differ at the end of turn `index`; moves the sides' snapshots there.
+
+        Snapshots cost more than all the rest, so they are taken only where they can be asked for: of both sides where
+        they differ, of one for both where they agree, of none where they agree after the last turn.
+        """
+        if not (model_ran or reference_ran or self._open_diffs):
+            return ()
+        model, reference = self._model, self._reference
+        is_last = index == self.n_turns - 1
+        model_state, reference_state = model.world.state(), reference.world.state()
+        model_now: dict[tuple[str, str], Any] = {}
+        reference_now: dict[tuple[str, str], Any] = {}
         found, still_open = [], {}
         for instance, attributes in reference_state.items():
+            model_attributes = model_state.get(instance, {})
             for attribute, value in attributes.items():
                 key = (instance, attribute)
-                ours = model_state.get(instance, {}).get(attribute, _ABSENT)
-                # A snapshot that could not be taken marks a state that grew without bound: not even compared.
-                readable = self._model.last.get(key) is not _UNREADABLE
-                if readable and not _differ(ours, value):
+                ours = model_attributes.get(attribute, _ABSENT)
+                if not _differ(ours, value):
+                    if not is_last:
+                        model_now[key] = reference_now[key] = _taken(value)
                     continue
-                apart = differences(self._model.last.get(key, _ABSENT), self._reference.last.get(key, _ABSENT))
+                model_before, reference_before = model.last.get(key, _ABSENT), reference.last.get(key, _ABSENT)
+                model_now[key] = _taken(ours) if model_ran else model_before
+                reference_now[key] = _taken(value) if reference_ran else reference_before
+                apart = differences(model_now[key], reference_now[key])
                 still_open[key] = apart
                 found.append(
                     AttributeDiff(
                         instance=instance,
                         attribute=attribute,
-                        model_changed=key in model_changed,
-                        reference_changed=key in reference_changed,
+                        model_changed=model_ran and _differ(model_before, model_now[key]),
+                        reference_changed=reference_ran and _differ(reference_before, reference_now[key]),
                         fresh=key not in self._open_diffs or not apart <= self._open_diffs[key],
                     )
                 )
-        self._open_diffs = still_open
+        model.last, reference.last, self._open_diffs = model_now, reference_now, still_open
         return tuple(found)
 
 
@@ -242,11 +257,11 @@ _UNREADABLE = "<unreadable>"
 
 
 class _Side:
-    """One of the two worlds, with the snapshot of its state at the last turn boundary."""
+    """One of the two worlds, with snapshots of its attributes at the end of the last turn."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.last: dict[tuple[str, str], Any] = _snapshots(world.state())
+        self.last: dict[tuple[str, str], Any] = {}
 
     def play(self, step: Step) -> Step:
         """Replays the executed calls of a step; rejected ones keep their recorded results."""
@@ -260,24 +275,16 @@ class _Side:
         )
         return replace(step, results=replayed)
 
-    def changed(self, ran: bool) -> frozenset[tuple[str, str]]:
-        """The attributes that changed since the last call of this method; moves the boundary to now."""
-        if not ran:
-            return frozenset()
-        before, self.last = self.last, _snapshots(self.world.state())
-        keys = before.keys() | self.last.keys()
-        return frozenset(k for k in keys if _differ(before.get(k, _ABSENT), self.last.get(k, _ABSENT)))
-
 
 def _snapshots(state: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], Any]:
-    taken: dict[tuple[str, str], Any] = {}
-    for instance, attributes in state.items():
-        for attribute, value in attributes.items():
-            try:
-                taken[instance, attribute] = snapshot(value)
-            except StateTooLarge:
-                taken[instance, attribute] = _UNREADABLE
-    return taken
+    return {(instance, name): _taken(value) for instance, own in state.items() for name, value in own.items()}
+
+
+def _taken(value: Any) -> Any:
+    try:
+        return snapshot(value)
+    except StateTooLarge:  # grown without bound: known to differ, and how is not looked at
+        return _UNREADABLE
 
 
 def _differ(ours: Any, theirs: Any) -> bool:

@@ -131,7 +131,7 @@ class RunRecorder:
         scratch = path.with_name(path.name + ".tmp")
         # mtime=0: the same rows give the same bytes.
         with scratch.open("wb") as raw, gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0) as packed:
-            packed.write(text.encode("utf-8"))
+            packed.write(text.encode("utf-8", "backslashreplace"))  # a lone surrogate as its JSON escape
         scratch.replace(path)
         return path
 

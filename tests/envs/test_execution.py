@@ -69,6 +69,11 @@ class Shelf:
         return "secret"
 
 
+class Echo:
+    def say(self, text: str) -> str:
+        return text
+
+
 def world(**options) -> InstanceWorld:
     return InstanceWorld({"Shelf": Shelf()}, **options)
 
@@ -245,6 +250,24 @@ def test_long_results_are_replaced():
     assert (result.error, result.detail) == ("size_limit", "10 characters")
     assert result.text == "Error during execution: result of 11 characters exceeds the limit of 10"
     assert world(max_result_chars=10).call(Call("talk", {"n": 10})).text == "x" * 10
+
+
+def test_all_calls_together_have_limits_too():
+    here = world(time_limit_s=0.05)
+    start = time.monotonic()
+    details = [here.call(Call("spin")).detail for _ in range(100)]
+    assert time.monotonic() - start < 3
+    assert details[0] == "0.05 s" and details[-1] == "all calls"
+    assert here.call(Call("upper", {"item": "a"})).error == "time_limit"
+
+    here = world(max_result_chars=10)
+    results = [here.call(Call("talk", {"n": 9})) for _ in range(100)]
+    assert [r.error for r in results] == ["none"] * 35 + ["size_limit"] * 65  # 32 times the limit of one call
+
+
+def test_text_that_only_looks_like_json_is_no_refusal():
+    deep = "[" * 100_000 + '"error"'
+    assert InstanceWorld({"Echo": Echo()}).call(Call("say", {"text": deep})).ok
 
 
 def test_guard_refuses_before_the_call():
