@@ -37,6 +37,8 @@ def public_attributes(instance: object) -> dict[str, Any]:
 #: A link from a part up to what holds it is not content; following it would copy whole trees again and again.
 _UPWARD_LINKS = frozenset({"parent"})
 #: Far beyond any honest state (the largest BFCL one has about 2,000 values); shared folders can grow as 2**calls.
+#: Strings count as one, however long: a tool only stores what it was given, so the text of a state is bounded by the
+#: text of the calls, and by what an executor lets a tool answer where one call's result is another's argument.
 MAX_VALUES = 200_000
 #: Containers inside one another; a folder counts twice, with its dict of contents. A number of its own, because how far
 #: Python could go depends on who calls.

@@ -19,6 +19,7 @@ import pytest
 
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODERS
+from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import ByteTokenizer
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs import execution
@@ -26,9 +27,9 @@ from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
 from seal_jax.envs.verifier import Verifier
 from seal_jax.interface import InterfaceSettings, full
-from seal_jax.rollout.episode import Episode, Limits, render_prompt
+from seal_jax.rollout.episode import Episode, Limits, official_limits, render_prompt
 from seal_jax.telemetry.recorder import RunRecorder, read_trajectories
-from seal_jax.types import LABELS, Call, Step
+from seal_jax.types import LABELS, Call, Step, Unevaluated
 
 FORMATS = ("hermes", "llama31", "toolace", "tiny")
 #: Of one call. Honest calls, the reference's among them, must stay below it on a busy machine too.
@@ -330,6 +331,19 @@ def test_hostile_messages_execute_nothing_and_are_diagnosed(suite, name, canary)
         assert trajectory.stop in ("completed", "step_limit")
 
 
+@pytest.mark.parametrize("name", ["hermes", "llama31", "toolace"])
+def test_hostile_messages_in_the_official_protocol(suite, name, canary):
+    """Read laxly, executed whatever is offered, and no second try: each message takes a turn."""
+    chat, task = official_format(name, WireTexts("", "{functions}")), task_of(suite)
+    prompt = render_prompt(task, chat, ByteTokenizer(chat.special_tokens), full(InterfaceSettings()))
+    limits = official_limits(context=10**9, max_suffix_tokens=10**9)
+    for texts in batches(MESSAGES, len(task.turns)):
+        with Patience(str(texts)), canary:
+            trajectory = play(suite, task, chat, texts, prompt, limits)
+            judge(suite, task, trajectory.turns)
+        assert trajectory.stop in ("completed", "step_limit")
+
+
 def test_the_record_of_a_run_holds_any_text(suite, tmp_path):
     task, odd = task_of(suite), "\ud800 \x00 \u202e \u2028"
     trajectory = play(suite, task, get_format("tiny"), [odd])
@@ -375,28 +389,28 @@ def nested(depth):
     return value
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        Call("ls", {"a": nested(400)}),
-        Call("ls", {"a": nested(5_000)}),
-        Call("echo", {"content": nested(400), "file_name": "final_report.pdf"}),
-        Call("ls", {"a": float("nan")}),
-        Call("ls", {1: 2, None: 3}),
-        Call("ls", {}, (1,) * 10_000),
-        Call("ls" * 10**6),
-        Call("." * 10**7),
-        Call("ls", {"a": "x" * 10**8}),
-        Call("echo", {"content": "x" * 10**8}),
-        Call("ls", {"a": 10**4_000}),
-        Call("mean", {"numbers": [10**300] * 100_000}),
-    ],
-    ids=lambda call: call.name[:10],
-)
-def test_outlandish_calls_are_diagnosed(suite, call, canary):
+OUTLANDISH = [
+    Call("ls", {"a": nested(400)}),
+    Call("ls", {"a": nested(5_000)}),
+    Call("echo", {"content": nested(400), "file_name": "final_report.pdf"}),
+    Call("ls", {"a": float("nan")}),
+    *[Call("ls", {"a": Unevaluated(e)}) for e in EXPRESSIONS],
+    Call("ls", {1: 2, None: 3}),
+    Call("ls", {}, (1,) * 10_000),
+    Call("ls" * 10**6),
+    Call("." * 10**7),
+    Call("ls", {"a": "x" * 10**8}),
+    Call("echo", {"content": "x" * 10**8}),
+    Call("ls", {"a": 10**4_000}),
+    Call("mean", {"numbers": [10**300] * 100_000}),
+]
+
+
+def test_outlandish_calls_are_diagnosed(suite, canary):
     task = task_of(suite)
-    with Patience(), canary:
-        judge(suite, task, [[(call,)], [(call,), ()]][: len(task.turns)], stopped_early=True)
+    for call in OUTLANDISH:
+        with Patience(call.name), canary:
+            judge(suite, task, [[(call,)], [(call,), ()]][: len(task.turns)], stopped_early=True)
 
 
 @pytest.mark.parametrize("call", ["x()", "ls(b=1)", "cat(file_name='x')"])
@@ -437,6 +451,19 @@ def deep(n):
         yield Call("cd", {"folder": "e"})
 
 
+def nested_doubling(n):
+    """Source in an argument, which runs the tools it names: a file that comes to hold itself twice, n times over."""
+    yield Call("touch", {"file_name": "f"})
+    yield Call("echo", {"content": "x" * 100_000, "file_name": "f"})
+    twice = Unevaluated("{'a': cat(file_name='f'), 'b': cat(file_name='f')}")
+    for _ in range(n):
+        yield Call("echo", {"content": twice, "file_name": "f"})
+        yield Call("cat", {"file_name": "f"})
+    many = Unevaluated("{" + ", ".join(f"'k{i}': cat(file_name='f')" for i in range(2_000)) + "}")
+    yield Call("echo", {"content": many, "file_name": "f"})
+    yield Call("echo", {"content": Unevaluated("echo(content=" * 90 + "1" + ")" * 90), "file_name": "f"})
+
+
 LOOKS = (
     *(Call("find", {"path": p}) for p in (".", "/", "a", "b", "d30")),
     *(Call("du"), Call("du", {"human_readable": True}), Call("ls"), Call("pwd")),
@@ -451,6 +478,7 @@ ENDLESS = {
     "doubling below the limits": [*doubling(12)],
     "self-containing": [*self_containing()],
     **{f"deep {n}": [*deep(n)] for n in (40, 60, 240, 900)},
+    "doubling in arguments": [*nested_doubling(40)],
     "one long file again and again": [
         Call("touch", {"file_name": "f"}), Call("echo", {"content": "x" * 900_000, "file_name": "f"}),
         *[Call("cat", {"file_name": "f"})] * 100,
