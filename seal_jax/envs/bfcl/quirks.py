@@ -8,10 +8,10 @@ The accidents below are reproduced with `BfclSuite(official_quirks=True)` and ne
 1. An identifier before "(" is rewritten wherever it stands, also inside string arguments: the name of a tool gets the
    name of its instance in front, and blanks before the "(" are lost even if the name is unknown. `total (x)` becomes
    `total(x)`, and `sort (x)` becomes `<instance>.sort(x)`, where policy and reference have different instance names.
-2. The source is read back as Python. (A call of a tool inside an argument, which a decoder leaves as source, is no
-   accident: every world of ours runs it.) Blanks around names disappear, argument names are normalised (NFKC), lists nested
+2. The source is read back as Python. Blanks around names disappear, argument names are normalised (NFKC), lists nested
    200 deep and argument names that are keywords are syntax errors, and infinity and NaN, which have no literals, are
-   undefined names. A name or an argument name that is not an identifier can so hold a whole argument.
+   undefined names. A name or an argument name that is not an identifier can so hold a whole argument. (A call of a tool
+   inside an argument, which a decoder leaves as source, is no accident: every world of ours runs it.)
 3. Policy and reference share mutable default arguments (`post_tweet`) and the credit cards and booking records that
    the long-context category adds. They share them within one verification only: the package shares them between all
    tasks of a process, which makes a verdict depend on the tasks before it.
