@@ -17,7 +17,7 @@ from seal_jax.diagnosis import diagnose, release_labels
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl.suite import BfclSuite
 from seal_jax.envs.verifier import Verifier
-from seal_jax.types import Call, Program, Task, Verdict
+from seal_jax.types import Call, Program, Task, Unevaluated, Verdict
 
 Turns = list[list[tuple[Call, ...]]]  # turns of steps of calls
 
@@ -423,6 +423,19 @@ class Family:
     def more_turns(self, task, turns, rng):
         turns += [[[Call("pwd")]] if rng.random() < 0.5 else [] for _ in range(rng.randint(1, 3))]
 
+    def source(self, task, turns, rng):
+        """An argument that a decoder leaves as source, because it reads as a call or a name."""
+
+        def change(value, rng):
+            call = self._any_call(task, rng)
+            simple = {k: v for k, v in call.arguments.items() if isinstance(v, str | int | float)}
+            if any("(" in str(v) for v in simple.values()):
+                return value
+            odd = ("nan", "no_such(x=1)", "{'a': pwd()}", "pwd", "'broken", "1 +")
+            return Unevaluated(rng.choice((str(Call(call.name, simple)), str(Call(call.name, simple)), *odd)))
+
+        return _change_value(turns, rng, change, keyword=True)
+
     # Slips that only the official quirks judge as officially.
     def call_like(self, task, turns, rng):
         def change(value, rng):
@@ -545,6 +558,7 @@ SLIPS = {
         "recut": 1,
         "fewer_turns": 0.5,
         "more_turns": 0.5,
+        "source": 1.5,
         "call_like": 2,
         "blank_name": 1,
         "normalised_name": 0.7,
@@ -594,11 +608,13 @@ def _change(turns, rng, change):
     step[i] = changed
 
 
-def _change_value(turns, rng, change, heavy=True):
+def _change_value(turns, rng, change, heavy=True, keyword=False):
     def one(call, rng):
         if call.name in HEAVY and not heavy:
             return None
-        if call.positional and (not call.arguments or rng.random() < 0.5):
+        if keyword and not call.arguments:
+            return None
+        if call.positional and not keyword and (not call.arguments or rng.random() < 0.5):
             at = rng.randrange(len(call.positional))
             values = list(call.positional)
             values[at] = change(values[at], rng)
@@ -607,7 +623,7 @@ def _change_value(turns, rng, change, heavy=True):
             return None
         name = rng.choice(list(call.arguments))
         value = call.arguments[name]
-        if isinstance(value, list) and value and rng.random() < 0.5:
+        if isinstance(value, list) and value and not keyword and rng.random() < 0.5:
             at = rng.randrange(len(value))
             return Call(
                 call.name,

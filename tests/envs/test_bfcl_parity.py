@@ -333,6 +333,13 @@ QUIRKS = [
     ("x.run", {"content": "x"}),
     ("", {"content": "x"}),
     ("add", {"a": 10**400, "b": 0.5}),
+    ("echo", {"content": Unevaluated("pwd()"), "file_name": "n"}),
+    ("echo", {"content": Unevaluated("cat(file_name='a.txt')"), "file_name": "n"}),
+    ("echo", {"content": Unevaluated("mean(numbers=[1, 'pwd (x)'])"), "file_name": "n"}),
+    ("echo", {"content": Unevaluated("{'a': pwd()}"), "file_name": "n"}),
+    ("echo", {"content": Unevaluated("nan"), "file_name": "n"}),
+    ("echo", {"content": Unevaluated("'broken"), "file_name": "n"}),
+    ("echo", {"content=pwd(), file_name": "n"}),
 ]
 
 
@@ -402,7 +409,9 @@ def test_without_the_option_a_call_is_what_was_written():
         ("echo", {"content=__import__('os').getcwd(), file_name": "n"}),
         ("echo", {"content=2**9, file_name": "n"}),
         ("echo", {"content=[x for x in 'ab'], file_name": "n"}),
-        ("echo", {"content=pwd(), file_name": "n"}),
+        ("echo", {"content=nothing(), file_name": "n"}),
+        ("echo", {"content": Unevaluated("__import__(name='os')"), "file_name": "n"}),
+        ("echo", {"content": Unevaluated("pwd().__class__"), "file_name": "n"}),
         ("echo(content='x', file_name='n') and pwd", {}),
         ("pwd().__class__", {}),
     ],

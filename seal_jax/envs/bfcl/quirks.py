@@ -10,7 +10,8 @@ The accidents below are reproduced with `BfclSuite(official_quirks=True)` and ne
    `total(x)`, and `sort (x)` becomes `<instance>.sort(x)`, where policy and reference have different instance names.
 2. The source is read back as Python. Blanks around names disappear, argument names are normalised (NFKC), lists nested
    200 deep and argument names that are keywords are syntax errors, and infinity and NaN, which have no literals, are
-   undefined names. A name or an argument name that is not an identifier can so hold a whole argument.
+   undefined names. A name or an argument name that is not an identifier can so hold a whole argument. (A call of a tool
+   inside an argument, which a decoder leaves as source, is no accident: every world of ours runs it.)
 3. Policy and reference share mutable default arguments (`post_tweet`) and the credit cards and booking records that
    the long-context category adds. They share them within one verification only: the package shares them between all
    tasks of a process, which makes a verdict depend on the tasks before it.
@@ -60,8 +61,6 @@ class QuirkyWorld:
 
     def call(self, call: Call) -> CallResult:
         """As InstanceWorld.call; the result names the call that was executed, as it was read back."""
-        if any(isinstance(value, Unevaluated) for value in call.arguments.values()):
-            return self._world.call(call)  # source that a decoder left in an argument: the world reads it
         try:
             read = read_back(call, self._instance_names)
         except NotReadable as error:
@@ -88,7 +87,7 @@ def read_back(call: Call, instance_names: Mapping[str, str]) -> Call:
     if len(written) > MAX_SOURCE_CHARS:
         message = f"call of {len(written)} characters exceeds the limit of {MAX_SOURCE_CHARS}"
         raise NotReadable(message, "size_limit", f"{MAX_SOURCE_CHARS} characters")
-    known = instance_names.get
+    known, instances = instance_names.get, frozenset(instance_names.values())
     source = _CALLED.sub(lambda m: f"{known(m[1])}.{m[1]}" if known(m[1]) else m[1], written)
     parts = source.split("(")[0].split(".")
     bare_name = parts[1] if len(parts) > 1 else parts[0]
@@ -103,16 +102,35 @@ def read_back(call: Call, instance_names: Mapping[str, str]) -> Call:
         raise NotReadable("not a call", "unknown_tool", call.name)
     tool = _tool(node.func, instance_names)
     values = [*node.args, *(keyword.value for keyword in node.keywords)]
-    names = [n for value in values for n in ast.walk(value) if isinstance(n, ast.Name)]
-    if names:
-        first = min(names, key=lambda n: (n.lineno, n.col_offset)).id
+    nameless = [n for value in values for n in ast.walk(value) if isinstance(n, ast.Name) and n.id not in instances]
+    if nameless:
+        first = min(nameless, key=lambda n: (n.lineno, n.col_offset)).id
         raise NotReadable(f"name '{first}' is not defined", "argument_type", first)
     try:
         positional = tuple(ast.literal_eval(value) for value in node.args)
-        arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
+        arguments = {str(k.arg): _value(k.value, instance_names) for k in node.keywords if k.arg}
     except (ValueError, TypeError) as error:
         raise NotReadable(str(error), "argument_type", "not a literal") from None
     return Call(tool, arguments, positional)
+
+
+def _value(node: ast.expr, instance_names: Mapping[str, str]) -> Any:
+    """A literal's value; a call of a tool stays source, for the world that runs it (see InstanceWorld)."""
+    if any(isinstance(n, ast.Call) for n in ast.walk(node)):
+        return Unevaluated(ast.unparse(_WithoutInstances(instance_names).visit(node)))
+    return ast.literal_eval(node)
+
+
+class _WithoutInstances(ast.NodeTransformer):
+    """`<instance>.tool` → `tool`."""
+
+    def __init__(self, instance_names: Mapping[str, str]) -> None:
+        self._instance_names = instance_names
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        if isinstance(node.value, ast.Name) and self._instance_names.get(node.attr) == node.value.id:
+            return ast.Name(node.attr, ast.Load())
+        return node
 
 
 def _tool(function: ast.expr, instance_names: Mapping[str, str]) -> str:
