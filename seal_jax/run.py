@@ -14,12 +14,13 @@ from ml_collections import ConfigDict
 
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
+from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
 from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
-from seal_jax.evaluation.results import DECODER_OF_CHAT, write_results
+from seal_jax.evaluation.results import write_results
 from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues

@@ -96,6 +96,8 @@ DECODERS: Mapping[str, Callable[[str], tuple[Call, ...]]] = {
     "toolace": decode_prompting,  # the package runs ToolACE-2 as a prompted Llama
     "llama31": decode_llama31,
 }
+#: Which of them reads what a chat format writes; the package has no handler for the other formats.
+DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
 
 
 # --- what all share --------------------------------------------------------------------------------------------------
