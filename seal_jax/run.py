@@ -78,12 +78,12 @@ class Run:
         if "official" in self.protocols:
             context = policy.config.max_position
             self.evaluators["official"] = assembly.official_collector(config, self.collector, context)
-        played = [*(train_tasks if config.rounds else ()), *(t for tasks in self.eval_tasks.values() for t in tasks)]
+        evaluated = [t for tasks in self.eval_tasks.values() for t in tasks]
+        played = [*(train_tasks if config.rounds else ()), *evaluated]
         with self.timer.phase("prompt check"):
             assembly.check_prompts(config, played, self.collector)
-            for protocol in set(self.protocols) - {"seal"}:
-                evaluated = [t for tasks in self.eval_tasks.values() for t in tasks]
-                assembly.check_prompts(config, evaluated, self.evaluators[protocol])
+            if "official" in self.evaluators:
+                assembly.check_prompts(config, evaluated, self.evaluators["official"])
         self.tokenizer = policy.tokenizer
         self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 
