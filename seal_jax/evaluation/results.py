@@ -24,6 +24,7 @@ from typing import Any
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS, MAX_CHARS
 from seal_jax.envs.bfcl.gold import parse_call
+from seal_jax.envs.bfcl.package import VERSION
 from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
 #: A model that the package registers with each decoder. It picks the decoder by the name of the folder, and the models
@@ -90,7 +91,7 @@ def write_results(
         **about,
         "protocol": protocol,
         "decoder": decoder,
-        "package": "bfcl-eval 2026.3.23",
+        "package": f"bfcl-eval {VERSION}",
         "same_verdicts_in_the_package": protocol == "official",
         "command": f"bfcl evaluate --model {model} --test-category multi_turn --partial-eval "
         f"--result-dir {shlex.quote(str(folder.resolve()))} --score-dir {shlex.quote(str(folder.resolve() / 'score'))}",
