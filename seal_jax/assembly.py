@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from seal_jax.chat.formats import get_format
+from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.chat.official_formats import WireTexts, official_format
 from seal_jax.chat.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from seal_jax.config import lookup
 from seal_jax.envs.base import Suite, make_suite
-from seal_jax.evaluation.results import DECODER_OF_CHAT, REGISTERED
+from seal_jax.evaluation.results import REGISTERED
 from seal_jax.files import read_object, write_whole
 from seal_jax.interface import Interface, InterfaceSettings, full
 from seal_jax.learner.batch import Buckets

@@ -13,6 +13,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.envs.toolbox.teacher import Habits
 from seal_jax.types import PROTOCOLS
 
@@ -252,10 +253,10 @@ def check_protocols(config: ConfigDict) -> None:
             f"config.eval.protocols={protocols} but only suite 'bfcl' has an official protocol, and config.suite="
             f"{config.suite!r}; set config.eval.protocols=('seal',)"
         )
-    if "official" in protocols and config.chat == "tiny":
+    if "official" in protocols and config.chat not in DECODER_OF_CHAT:
         raise ValueError(
-            f"config.eval.protocols={protocols} but the official package has no handler for config.chat='tiny'; set "
-            "config.eval.protocols=('seal',)"
+            f"config.eval.protocols={protocols} but the official package has no handler for config.chat="
+            f"{config.chat!r}; set config.eval.protocols=('seal',), or config.chat to one of {sorted(DECODER_OF_CHAT)}"
         )
 
 

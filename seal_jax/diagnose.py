@@ -190,7 +190,7 @@ def _words(call: object) -> str:
 
 
 # --- the screen ------------------------------------------------------------------------------------------------------
-def print_report(summary: Mapping[str, Any]) -> None:
+def print_report(summary: Mapping[str, Any], scored: Sequence[Scored]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -227,7 +227,7 @@ def print_report(summary: Mapping[str, Any]) -> None:
         console.print(f"{summary['lines_not_asked_for']} lines are of tasks not asked for: not counted")
     for name, c in summary["categories"].items():
         if c["missing"]:
-            ids = [i for i in summary["missing"] if summary["category_of"][i] == name]
+            ids = [row.task.id for row in scored if row.reason == "missing" and row.task.category == name]
             what = f"{name}: {c['missing']} without a line, counted as failures: {_numbers(ids)}"
             console.print(what, markup=False, soft_wrap=True)
     broken = summary["broken_lines"]
@@ -340,7 +340,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             for row in scored:
                 file.write(json.dumps(evidence_record(row), ensure_ascii=False) + "\n")
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    print_report({**summary, "category_of": {row.task.id: row.task.category for row in scored}})
+    print_report(summary, scored)
     if args.out:
         print(f"evidence for every turn: {folder / 'diagnosis.jsonl'}; all numbers: {folder / 'summary.json'}")
     return summary

@@ -14,12 +14,13 @@ from ml_collections import ConfigDict
 
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
+from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
 from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.envs.verifier import Verifier
-from seal_jax.evaluation.results import DECODER_OF_CHAT, write_results
+from seal_jax.evaluation.results import write_results
 from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues
@@ -77,12 +78,12 @@ class Run:
         if "official" in self.protocols:
             context = policy.config.max_position
             self.evaluators["official"] = assembly.official_collector(config, self.collector, context)
-        played = [*(train_tasks if config.rounds else ()), *(t for tasks in self.eval_tasks.values() for t in tasks)]
+        evaluated = [t for tasks in self.eval_tasks.values() for t in tasks]
+        played = [*(train_tasks if config.rounds else ()), *evaluated]
         with self.timer.phase("prompt check"):
             assembly.check_prompts(config, played, self.collector)
-            for protocol in set(self.protocols) - {"seal"}:
-                evaluated = [t for tasks in self.eval_tasks.values() for t in tasks]
-                assembly.check_prompts(config, evaluated, self.evaluators[protocol])
+            if "official" in self.evaluators:
+                assembly.check_prompts(config, evaluated, self.evaluators["official"])
         self.tokenizer = policy.tokenizer
         self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 

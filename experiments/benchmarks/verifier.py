@@ -32,10 +32,11 @@ from typing import Any
 
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs.base import Suite, make_suite
+from seal_jax.envs.bfcl.gold import with_named_arguments
 from seal_jax.envs.bfcl.package import package_folder, read_json_lines
 from seal_jax.envs.verifier import Verifier
 from seal_jax.provenance import git_commit, host, versions
-from seal_jax.types import CATEGORIES, SUCCESS_LABELS, Call, Task
+from seal_jax.types import CATEGORIES, SUCCESS_LABELS, Task
 
 Job = Callable[[], None]  # judges one task; SystemExit if the verdict is not what it must be
 EPISODES, ROLLOUTS = 256, 8
@@ -163,22 +164,15 @@ def hold_episodes() -> dict[str, Any]:
 
 
 def play_to_last_message(episode: Any, suite: Suite) -> None:
-    programs = suite.reference(episode.task)
+    programs = [with_named_arguments(program, episode.task) for program in suite.reference(episode.task)]
     for i, program in enumerate(programs):
-        messages = [episode.chat.calls([named(suite, episode.task, call)]) for call in program]
+        messages = [episode.chat.calls([call]) for call in program]
         if i < len(programs) - 1:
             messages.append("done.")
         for message in messages:
             episode.take_pending()
             ids = episode.tokenizer.encode(message + episode.chat.stop_tokens[0])
             episode.receive(ids, [-0.1] * len(ids))
-
-
-def named(suite: Suite, task: Task, call: Call) -> Call:
-    """A reference call with its positional arguments named, since a chat format knows no others."""
-    docs = {doc["name"]: doc for doc in (*task.tools, *(d for turn in task.turns for d in turn.reveals))}
-    names = list(docs[call.name]["parameters"]["properties"])
-    return Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments})
 
 
 def memory_in_fresh_process() -> dict[str, Any]:

@@ -28,9 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from seal_jax.chat.formats import ChatFormat, get_format
+from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.diagnose import all_tasks, score, suite_for
 from seal_jax.envs.base import Suite
-from seal_jax.evaluation.results import DECODER_OF_CHAT, read_results, write_results
+from seal_jax.envs.bfcl.gold import with_named_arguments
+from seal_jax.evaluation.results import read_results, write_results
 from seal_jax.types import Call, Program, Step, Task, Trajectory
 
 #: The package's error types, and our reasons for a verdict.
@@ -63,17 +65,7 @@ VALUES = (
 )
 
 
-def keyworded(program: Program, task: Task) -> list[Call]:
-    """The program's calls with names for all arguments: tool-call JSON knows no positional ones."""
-    docs = {doc["name"]: doc for doc in (*task.tools, *(doc for turn in task.turns for doc in turn.reveals))}
-    out = []
-    for call in program:
-        names = list(docs[call.name]["parameters"]["properties"])
-        out.append(Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments}))
-    return out
-
-
-def perturbed(programs: Sequence[list[Call]], rng: random.Random) -> list[list[Call]]:
+def perturbed(programs: Sequence[Program], rng: random.Random) -> list[list[Call]]:
     """The programs with one to three random faults; as they are in a third of the cases."""
     turns = [list(program) for program in programs]
     every = [call for turn in turns for call in turn]
@@ -124,7 +116,7 @@ def messages(calls: Sequence[Call], chat: ChatFormat, rng: random.Random) -> lis
 def trajectories(suite: Suite, tasks: Sequence[Task], chat: ChatFormat, rng: random.Random) -> list[Trajectory]:
     out = []
     for task in tasks:
-        programs = [keyworded(program, task) for program in suite.reference(task)]
+        programs = [with_named_arguments(program, task) for program in suite.reference(task)]
         turns = [messages(calls, chat, rng) for calls in perturbed(programs, rng)]
         if rng.random() < 0.03:
             turns = turns[:-1] if rng.random() < 0.7 else [*turns, ["More?"]]

@@ -90,17 +90,14 @@ def decode_prompting(text: str) -> tuple[Call, ...]:
     return _decoded(read, text)
 
 
-def decode_toolace(text: str) -> tuple[Call, ...]:
-    """ToolACE-2: the package runs it as a prompted Llama with the default decoder."""
-    return decode_prompting(text)
-
-
 DECODERS: Mapping[str, Callable[[str], tuple[Call, ...]]] = {
     "qwen_fc": decode_qwen_fc,
     "prompting": decode_prompting,
-    "toolace": decode_toolace,
+    "toolace": decode_prompting,  # the package runs ToolACE-2 as a prompted Llama
     "llama31": decode_llama31,
 }
+#: Which of them reads what a chat format writes; the package has no handler for the other formats.
+DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
 
 
 # --- what all share --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from typing import Any
 from seal_jax.chat.formats import REVEAL_TEXT, ChatFormat
 from seal_jax.chat.hermes import HermesFormat
 from seal_jax.chat.llama31 import Llama31Format
-from seal_jax.chat.official import DECODERS
+from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS
 from seal_jax.chat.parsing import Parsed
 from seal_jax.chat.toolace import ToolAceFormat
 from seal_jax.types import Call, ParseError, ToolDoc
@@ -57,8 +57,8 @@ def official_format(name: str, texts: WireTexts) -> ChatFormat:
 class _Official:
     """What the three share: hinted docs, the reveal message, and the package's decoder."""
 
+    name: str
     texts: WireTexts
-    decoder: str
 
     def _hinted(self, tools: Sequence[ToolDoc]) -> list[dict[str, Any]]:
         hint = self.texts.hint
@@ -80,7 +80,7 @@ class _Official:
 
     def parse(self, text: str) -> Parsed:
         """What the package would execute. A message without calls carries an error if the policy tried to call."""
-        calls: tuple[Call, ...] = DECODERS[self.decoder](text)
+        calls: tuple[Call, ...] = DECODERS[DECODER_OF_CHAT[self.name]](text)
         if calls:
             return Parsed("", calls)
         strict: Parsed = super().parse(text)  # type: ignore[misc]
@@ -96,7 +96,6 @@ class OfficialHermes(_Official, HermesFormat):
 
     default_system: str = ""
     texts: WireTexts = WireTexts("", "")
-    decoder = "qwen_fc"
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,6 @@ class OfficialLlama31(_Official, Llama31Format):
     """Llama 3.1 in function calling mode."""
 
     texts: WireTexts = WireTexts("", "")
-    decoder = "llama31"
 
     def document(self, doc: ToolDoc) -> str:
         return json.dumps(doc, indent=4)
@@ -115,7 +113,6 @@ class OfficialToolAce(_Official, ToolAceFormat):
     """ToolACE-2 as a prompted Llama: the package's default system prompt; results are stripped."""
 
     texts: WireTexts = WireTexts("", "")
-    decoder = "toolace"
 
     def prompt(self, tools: Sequence[ToolDoc], user: str, system: str = "") -> str:
         docs = json.dumps(self._hinted(tools), indent=4)

@@ -109,6 +109,7 @@ class Verifier:
         session = self.begin(task)
         for turn in turns[: session.n_turns]:
             session.turn(turn)
+        # No task has 0 turns: an episode that was aborted is force_terminated, however far it came.
         return session.finish(0 if aborted else len(turns), stopped_early=stopped_early)
 
     def verify_trajectory(self, task: Task, trajectory: Trajectory) -> Verdict:

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.chat.formats import get_format
-from seal_jax.chat.official import DECODERS, MAX_CHARS
+from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS, MAX_CHARS
 from seal_jax.envs.bfcl.gold import parse_call
+from seal_jax.envs.bfcl.package import VERSION
 from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
-#: Which of the package's decoders reads what a chat format writes.
-DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
-#: A model that the package registers with that decoder. It picks the decoder by the name of the folder, and the models
+#: A model that the package registers with each decoder. It picks the decoder by the name of the folder, and the models
 #: trained here are not registered.
 REGISTERED = {
     "qwen_fc": "Qwen/Qwen3-8B-FC",
@@ -92,7 +91,7 @@ def write_results(
         **about,
         "protocol": protocol,
         "decoder": decoder,
-        "package": "bfcl-eval 2026.3.23",
+        "package": f"bfcl-eval {VERSION}",
         "same_verdicts_in_the_package": protocol == "official",
         "command": f"bfcl evaluate --model {model} --test-category multi_turn --partial-eval "
         f"--result-dir {shlex.quote(str(folder.resolve()))} --score-dir {shlex.quote(str(folder.resolve() / 'score'))}",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from seal_jax.interface.settings import SCHEMA_PARTS
 from seal_jax.types import Call, ToolDoc
 
 _TYPES: Mapping[str, str] = {
@@ -64,7 +65,7 @@ class Argument:
     format: str
     omit: bool
 
-    def words(self, parts: Sequence[str]) -> str:
+    def words(self, parts: Sequence[str] = SCHEMA_PARTS) -> str:
         """What the value must be, in few words: its allowed values, else its format, else its type."""
         many = "list of " if self.type == "list" and "type" in parts else ""
         if "values" in parts and self.values:
@@ -82,8 +83,7 @@ class Argument:
 
     def needs(self, value: Any) -> str:
         """What a value that does not fit lacks: its type where that is wrong, else what `words` tells."""
-        parts = ("type",) if not _has_type(value, self.type) and not self.values else ("type", "values", "format")
-        return self.words(parts)
+        return self.words() if _has_type(value, self.type) or self.values else self.words(("type",))
 
     def fits(self, value: Any) -> bool:
         """Whether a JSON value is what the docs ask for; what they do not say or we cannot check fits."""

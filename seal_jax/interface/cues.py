@@ -90,7 +90,7 @@ def _argument_detail(error: CallResult, tools: Sequence[ToolDoc]) -> str:
         return ""
     doc = _doc_of(error.call.name, tools)
     known = _argument(error, doc) if doc is not None else None
-    return _named(known) if known is not None else f" {error.detail}"
+    return f" {error.detail}" if known is None else _named(known, known.words())
 
 
 def _argument(error: CallResult, doc: ToolDoc) -> Argument | None:
@@ -98,8 +98,7 @@ def _argument(error: CallResult, doc: ToolDoc) -> Argument | None:
     return next((a for a in arguments(doc) if a.name == error.detail), None)
 
 
-def _named(argument: Argument) -> str:
-    needs = argument.words(("type", "values", "format"))
+def _named(argument: Argument, needs: str) -> str:
     return f" {argument.name}" + (f" ({needs})" if needs else "")
 
 
@@ -116,7 +115,7 @@ def _classed(error: CallResult | ParseError, kind: str, tools: Sequence[ToolDoc]
     if doc is not None and kind == "missing_argument":
         lacking = [a for a in arguments(doc) if a.required and a.name not in error.call.arguments]
         if len(lacking) > 1 and not error.call.positional:
-            return CLASSED_FEEDBACK[kind].format(detail=",".join(map(_named, lacking)))
+            return CLASSED_FEEDBACK[kind].format(detail=",".join(_named(a, a.words()) for a in lacking))
     if doc is not None and kind == "unexpected_argument":
         takes = ", ".join(a.name + ("" if a.required else "?") for a in arguments(doc)) or "none"
         return CLASSED_FEEDBACK[kind].format(detail=detail, takes=takes)
@@ -125,7 +124,7 @@ def _classed(error: CallResult | ParseError, kind: str, tools: Sequence[ToolDoc]
     if doc is not None and kind in ("tool_error", "exception", "argument_type"):
         if misfit := _argument(error, doc) or first_misfit(error.call, doc):
             needs = misfit.needs(error.call.arguments.get(misfit.name))
-            return FEEDBACK["argument_type"].format(detail=f" {misfit.name}" + (f" ({needs})" if needs else ""))
+            return FEEDBACK["argument_type"].format(detail=_named(misfit, needs))
     if kind in ("tool_error", "exception") and (found := error_class(error, sure=False)):
         return found.text
     return FEEDBACK[kind].format(detail=detail, tools=_near_names(tools, error.call.name, max_tools))

@@ -40,6 +40,7 @@ PARSE_MENDS: Mapping[str, str] = {
     "missing_brackets": "put square brackets around the calls",
     "positional_argument": "give every argument by its name",
     "invalid_value": "give plain values, no expressions",
+    "undecodable": "write the call exactly as the format has it",
 }
 
 

@@ -51,7 +51,7 @@ class Limits:
         for name in ("max_new_tokens", "max_steps_per_turn", "max_steps", "max_observation_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"config.limits.{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"config.limits.{name}={value} must be at least 1")
 
 
 def official_limits(*, context: int, max_suffix_tokens: int, max_new_tokens: int = 4096) -> Limits:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from seal_jax.chat.official import DECODERS, MAX_CHARS, decode_llama31, decode_prompting, decode_qwen_fc, decode_toolace
+from seal_jax.chat.official import DECODERS, MAX_CHARS, decode_llama31, decode_prompting, decode_qwen_fc
 from seal_jax.envs.bfcl import package
 from seal_jax.types import Call, Unevaluated
 
@@ -300,4 +300,4 @@ def test_nothing_a_model_writes_raises_or_hangs(decoder):
 
 def test_the_decoders_by_name():
     assert DECODERS["qwen_fc"] is decode_qwen_fc and DECODERS["llama31"] is decode_llama31
-    assert DECODERS["prompting"] is decode_prompting and DECODERS["toolace"] is decode_toolace
+    assert DECODERS["prompting"] is DECODERS["toolace"] is decode_prompting

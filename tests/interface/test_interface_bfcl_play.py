@@ -14,6 +14,7 @@ import pytest
 from seal_jax.chat.parsing import ERROR_KINDS
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
+from seal_jax.envs.bfcl.gold import with_named_arguments
 from seal_jax.interface import InterfaceSettings, cues, full
 from seal_jax.interface.arguments import arguments
 from seal_jax.interface.errors import ERROR_CLASSES, PARSE_MENDS, error_class
@@ -47,12 +48,6 @@ def docs(suite):
 NONSENSE = ("zqx7741", "zqx/7741", 90817, -90817, 0, ["zqx7741"], [], {"zqx7741": 90817}, None, "")
 
 
-def named(call: Call, doc) -> Call:
-    """A reference call with its positional arguments named, in the order of the docs."""
-    names = [a.name for a in arguments(doc)]
-    return Call(call.name, dict(zip(names, call.positional, strict=False)) | dict(call.arguments))
-
-
 def wrong_calls(call: Call) -> Iterator[Call]:
     """One argument less, one more, each one replaced by nonsense of every type, no argument at all."""
     given = dict(call.arguments)
@@ -80,8 +75,8 @@ def results_of(suite, tasks) -> Iterator[tuple[Task, CallResult]]:
         for doc in task.tools:
             yield from ((task, world.call(c)) for c in wild_calls(doc))
         world = suite.open(task)
-        by_name, met = {d["name"]: d for d in task.tools}, set()
-        for call in (named(c, by_name[c.name]) for program in suite.reference(task) for c in program):
+        met = set()
+        for call in (c for program in suite.reference(task) for c in with_named_arguments(program, task)):
             if call.name not in met:
                 yield from ((task, world.call(c)) for c in wrong_calls(call))
                 met.add(call.name)
@@ -94,9 +89,7 @@ def vocabulary(tools) -> set[str]:
     """Every word that a hint may hold: of the constant texts and of the docs."""
     texts = [*cues.FEEDBACK.values(), *cues.CLASSED_FEEDBACK.values(), *PARSE_MENDS.values(), cues.MARK]
     texts += [c.text for c in ERROR_CLASSES]
-    texts += [
-        w for d in tools for a in arguments(d) for w in (d["name"], a.name, a.words(("type", "values", "format")))
-    ]
+    texts += [w for d in tools for a in arguments(d) for w in (d["name"], a.name, a.words())]
     return {word for text in texts for word in re.findall(r"\w+", text)} | {"and", "others", "zqx_more"}
 
 
@@ -333,9 +326,7 @@ def watch_a_play(suite, task: Task) -> Watch:
 
     What those wrong calls hold and what they return counts as not seen, so a hint that repeats any of it is a leak.
     """
-    programs = suite.reference(task)
-    by_name = {d["name"]: d for d in (*task.tools, *(d for turn in task.turns for d in turn.reveals))}
-    programs = [[named(c, by_name[c.name]) for c in program] for program in programs]
+    programs = [with_named_arguments(program, task) for program in suite.reference(task)]
     watch, world, rng = Watch(task, values_of(programs)), suite.open(task), random.Random(task.id)
     later = [c for program in programs for c in program]
     offered = list(task.tools)

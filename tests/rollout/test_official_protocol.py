@@ -1,18 +1,18 @@
 """The official protocol on real BFCL tasks: what the model reads, when a turn and an episode end, and the verdict.
 
 The oracle is bfcl-eval itself: its handlers' prompt functions are cut out of the installed source and run here, and
-`multi_turn_checker` grades what was decoded.
+its checker (bfcl_official.py) grades what was decoded.
 """
 
 import ast
 import copy
 import functools
-import itertools
 import json
 import re
 from types import SimpleNamespace
 
 import pytest
+from bfcl_official import Official
 
 from seal_jax.assembly import official_collector
 from seal_jax.chat.formats import get_format
@@ -239,29 +239,7 @@ def test_formats_without_an_official_handler_are_refused():
 
 
 # --- the episode -----------------------------------------------------------------------------------------------------
-_names = itertools.count()
-
-
-def official_verdict(trajectory, decoder="qwen_fc"):
-    """What bfcl-eval says of the texts: decoded, empty steps dropped, graded under a name of its own."""
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-    from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
-
-    category, number = trajectory.task_id.removeprefix("multi_turn_").rsplit("_", 1)
-    data = FOLDER / "data"
-    row = rows_of(data / f"BFCL_v4_multi_turn_{category}.json")[int(number)]
-    gold = rows_of(data / "possible_answer" / f"BFCL_v4_multi_turn_{category}.json")[int(number)]
-    decoded = [
-        [[str(c) for c in calls] for step in turn if (calls := DECODERS[decoder](step.text))]
-        for turn in trajectory.turns
-    ]
-    if len(decoded) != len(gold["ground_truth"]):
-        return False, "force_terminated"
-    before = set(vars(multi_turn_utils))
-    result = multi_turn_checker(decoded, gold["ground_truth"], row, category, f"protocol{next(_names)}")
-    for left in set(vars(multi_turn_utils)) - before:
-        delattr(multi_turn_utils, left)
-    return result["valid"], result.get("error_type", "valid")
+official_checker = functools.cache(Official)
 
 
 def graded(suite, task, player):
@@ -269,8 +247,8 @@ def graded(suite, task, player):
     trajectory = player.episode.trajectory()
     assert trajectory.protocol == player.episode.limits.protocol
     verdict = Verifier(suite).verify_trajectory(task, trajectory)
-    valid, _ = official_verdict(trajectory)
-    assert (verdict.reward == 1.0) == valid
+    decoded = [[DECODERS["qwen_fc"](step.text) for step in turn] for turn in trajectory.turns]
+    assert verdict.reason == official_checker().check(task, decoded)
     return verdict
 
 
@@ -448,21 +426,12 @@ NESTED = [
 
 @pytest.mark.parametrize("text", NESTED)
 def test_calls_inside_arguments_run_as_the_package_evaluates_them(suite, tasks, text):
-    from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_utils
-
     task = tasks["multi_turn_base_0"]
     world, calls = suite.open(task), DECODERS["prompting"](text)
     ours = [world.call(call) for call in calls]
-    before = set(vars(multi_turn_utils))
-    theirs, instances = multi_turn_utils.execute_multi_turn_func_call(
-        [str(call) for call in calls],
-        dict(suite._entry(task).scenarios),
-        list(task.domains),
-        f"nested{next(_names)}",
-        task.id,
-    )
-    for left in set(vars(multi_turn_utils)) - before:
-        delattr(multi_turn_utils, left)
+    checker = official_checker()
+    with checker.namespace() as name:
+        theirs, instances = checker.execute(name, checker.rows[task.id][0], [str(call) for call in calls])
     assert [r.call for r in ours] == list(calls)
     for result, expected in zip(ours, theirs, strict=True):
         assert result.text == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from seal_jax.types import Call
+from seal_jax.types import Call, Program, Task
 
 
 def parse_call(source: str) -> Call:
@@ -23,3 +23,13 @@ def parse_call(source: str) -> Call:
     if None in arguments:
         raise ValueError(f"reference call {source!r} unpacks a mapping; write the arguments out")
     return Call(node.func.id, {str(name): value for name, value in arguments.items()}, positional)
+
+
+def with_named_arguments(program: Program, task: Task) -> Program:
+    """The program as a chat format can write it: no format but Python's own knows positional arguments."""
+    docs = {doc["name"]: doc for doc in (*task.tools, *(doc for turn in task.turns for doc in turn.reveals))}
+    named = []
+    for call in program:
+        names = docs[call.name]["parameters"]["properties"]
+        named.append(Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments}))
+    return tuple(named)

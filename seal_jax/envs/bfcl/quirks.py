@@ -28,9 +28,8 @@ flight depends on the digits in its date. `official_quirks="NAME"` names the mod
 from __future__ import annotations
 
 import ast
-import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from seal_jax.envs.execution import DENIED_NAMES, InstanceWorld, public_tools
@@ -143,33 +142,7 @@ def _tool(function: ast.expr, instance_names: Mapping[str, str]) -> str:
     raise NotReadable(f"name '{name}' is not defined", "unknown_tool", name)
 
 
-def quirky_pair(
-    model: str,
-    task_id: str,
-    instances: Callable[[], Mapping[str, object]],
-    sharing: Sequence[str],
-    make_world: Callable[[Mapping[str, object], dict[str, dict[str, Any]]], InstanceWorld],
-) -> tuple[QuirkyWorld, QuirkyWorld]:
-    """The worlds of policy and reference, which share what the package lets them share, and with nobody else.
-
-    Args:
-      model: the evaluated model's name, as the package is told it.
-      instances: makes the tool instances as the package does.
-      sharing: the classes whose instances hold module-level objects of the package.
-      make_world: a world of such instances and of a table for the copies of mutable default arguments.
-    """
-    sides = dict(instances()), dict(instances())
-    for cls in sharing:
-        # One copy of both, so that an object which both hold is copied once and they go on sharing it.
-        sides[0][cls], sides[1][cls] = copy.deepcopy((sides[0][cls], sides[1][cls]))
-    defaults: dict[str, dict[str, Any]] = {}
-    policy, reference = (
-        QuirkyWorld(make_world(side, defaults), _instance_names(prefix, task_id, side))
-        for side, prefix in zip(sides, (f"{model}_eval", f"{model}_ground_truth_eval"), strict=True)
-    )
-    return policy, reference
-
-
-def _instance_names(prefix: str, task_id: str, instances: Mapping[str, object]) -> dict[str, str]:
+def instance_names(prefix: str, task_id: str, instances: Mapping[str, object]) -> dict[str, str]:
+    """{tool name: name of its instance, as the package makes it from the model's name}."""
     names = {cls: re.sub(r"[-./:]", "_", f"{prefix}_{task_id}_{cls}_instance") for cls in instances}
     return {tool: names[cls] for tool, cls in public_tools(instances).items()}

@@ -8,6 +8,7 @@ reference change too, and ours a state mismatch; no reference program does so. q
 
 from __future__ import annotations
 
+import copy
 import decimal
 import sys
 import threading
@@ -16,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from seal_jax.envs.bfcl.package import tool_class
-from seal_jax.envs.bfcl.quirks import QuirkyWorld, quirky_pair
+from seal_jax.envs.bfcl.quirks import QuirkyWorld, instance_names
 from seal_jax.envs.execution import Guard, InstanceWorld
 from seal_jax.envs.snapshot import public_attributes, snapshot
 
@@ -47,14 +48,19 @@ def open_quirky_pair(
     time_limit_s: float | None,
     max_result_chars: int,
 ) -> tuple[QuirkyWorld, QuirkyWorld]:
-    """Worlds of policy and reference with the official executor's quirks; see quirks.py."""
-    return quirky_pair(
-        model,
-        task_id,
-        lambda: _package_instances(scenarios, long_context),
-        _sharing(scenarios, long_context),
-        lambda instances, defaults: _world(instances, long_context, time_limit_s, max_result_chars, defaults),
-    )
+    """Worlds of policy and reference with the official executor's quirks (see quirks.py): they share what the package
+    lets them share, and with nobody else. `model` is the evaluated model's name, as the package is told it."""
+    policy, reference = _package_instances(scenarios, long_context), _package_instances(scenarios, long_context)
+    for name in _sharing(scenarios, long_context):
+        # One copy of both, so that an object which both hold is copied once and they go on sharing it.
+        policy[name], reference[name] = copy.deepcopy((policy[name], reference[name]))
+    defaults: dict[str, dict[str, Any]] = {}
+
+    def world(instances: Mapping[str, object], prefix: str) -> QuirkyWorld:
+        plain = _world(instances, long_context, time_limit_s, max_result_chars, defaults)
+        return QuirkyWorld(plain, instance_names(prefix, task_id, instances))
+
+    return world(policy, f"{model}_eval"), world(reference, f"{model}_ground_truth_eval")
 
 
 def _sharing(scenarios: Mapping[str, Any], long_context: bool) -> tuple[str, ...]:
