@@ -67,7 +67,7 @@ def score(suites: Callable[[str], Suite], asked: Sequence[Task], read: Results) 
     for task in asked:
         result = read.results.get(task.id)
         if result is not None:
-            verdict = verifiers[result.protocol].verify(task, result.turns)
+            verdict = verifiers[result.protocol].verify(task, result.turns, aborted=result.aborted)
             out.append(Scored(task, verdict.reason, result, verdict, diagnose(verdict)))
         elif task.id in broken:
             answered = broken[task.id].reason.startswith("inference_error")

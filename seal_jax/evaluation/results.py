@@ -6,8 +6,9 @@ decoded ones, line by line, and keeps account of every line that cannot be used.
     {"id": "multi_turn_base_0", "result": [["text of step 0 of turn 0", ...], ...]}    raw text, to be decoded
     {"id": "multi_turn_base_0", "decoded": [[["cd(folder='a')", "ls()"], ...], ...]}   turns of steps of call strings
 
-Two keys of ours are written beside the package's, which ignores them: "protocol" (how the episode was played) and
-"stop" (how it ended).
+Keys of ours are written beside the package's, which ignores them: "protocol" (how the episode was played), "stop" (how
+it ended), and "unfinished" (the messages of a turn that broke off because the row was full: the package's inference
+fails there, so as a turn of "result" it would be graded).
 """
 
 from __future__ import annotations
@@ -46,12 +47,11 @@ def result_line(trajectory: Trajectory, decoder: str, protocol: str) -> dict[str
     """One line of a result file. The package's Qwen handler keeps only what follows `</think>`: so does this, except
     in "seal", whose strict reading needs the whole message."""
     kept = _after_reasoning if decoder == "qwen_fc" and protocol == "official" else str
-    return {
-        "id": trajectory.task_id,
-        "result": [[kept(step.text) for step in turn] for turn in trajectory.turns],
-        "protocol": protocol,
-        "stop": trajectory.stop,
-    }
+    turns = [[kept(step.text) for step in turn] for turn in trajectory.turns]
+    line = {"id": trajectory.task_id, "result": turns, "protocol": protocol, "stop": trajectory.stop}
+    if turns and protocol == "official" and trajectory.stop == "context_limit":
+        line["unfinished"] = turns.pop()
+    return line
 
 
 def _after_reasoning(text: str) -> str:
@@ -104,13 +104,15 @@ def write_results(
 # --- in --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Result:
-    """One readable line: the steps of an episode, with calls and no results yet. `line` counts from 1."""
+    """One readable line: the steps of an episode, with calls and no results yet. `line` counts from 1; `aborted` says
+    that the last turn broke off, and the episode with it."""
 
     task_id: str
     turns: Turns
     protocol: str
     file: str
     line: int
+    aborted: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ def read_results(
                     entry = _read_object(raw)
                     task = _task_of(entry, tasks, seen)
                     result = _read_entry(entry, task, decoder, protocol)
-                    read.results[task.id] = Result(task.id, result[0], result[1], str(path), number)
+                    aborted = "result" in entry and "unfinished" in entry
+                    read.results[task.id] = Result(task.id, result[0], result[1], str(path), number, aborted)
                 except _Broken as why:
                     known = entry.get("id")
                     task_id = known if isinstance(known, str) and known in tasks else ""
@@ -231,12 +234,18 @@ def _read_entry(entry: Mapping[str, Any], task: Task, decoder: str, protocol: st
     else:
         if isinstance(entry["result"], str):
             raise _Broken(f"inference_error: {entry['result']!r:.120}")
-        turns = _checked(entry["result"], "result", lambda step: isinstance(step, str), "text")
+        turns = _checked(entry["result"], "result", _is_text, "text")
+        if "unfinished" in entry:
+            turns = [*turns, *_checked([entry["unfinished"]], "unfinished", _is_text, "text")]
         read = _reader(decoder, protocol)
         steps = tuple(tuple(read(step) for step in turn) for turn in turns)
     if protocol == "seal":
         steps = tuple(_played(steps, task, cut=entry.get("stop") == "truncated"))
     return steps, protocol
+
+
+def _is_text(step: Any) -> bool:
+    return isinstance(step, str)
 
 
 def _is_list_of_strings(step: Any) -> bool:
