@@ -47,6 +47,11 @@ def rejected(kind="bad_json", *calls):
     return Step("", calls, ParseError(kind, "why"))
 
 
+def cut_but_ran(*results):
+    """A message that was cut after its calls: the official protocol reads it as it is."""
+    return replace(step(*results), truncated=True)
+
+
 CUT = Step("", error=ParseError("truncated", "cut"), truncated=True)
 DONE = Step("done")
 
@@ -130,6 +135,10 @@ CASES = {
     ),
     "mistyped argument": ("argument_mismatch", turn(step(failed(ADD, "argument_type", "amount")), diffs=[LACKS])),
     "wrong value": ("argument_mismatch", turn(step(ok(FIND)), step(ok(call("add", id="a1", amount=9))), diffs=[BOTH])),
+    "wrong value in a message cut after the call": (
+        "argument_mismatch",
+        turn(step(ok(FIND)), cut_but_ran(ok(call("add", id="a1", amount=9))), diffs=[BOTH]),
+    ),
     "wrong value, refused": (
         "argument_mismatch",
         turn(step(ok(FIND)), step(refused(call("add", id="Ann", amount=5), "no such account")), diffs=[LACKS]),
