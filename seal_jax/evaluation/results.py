@@ -25,7 +25,7 @@ from typing import Any
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODERS, MAX_CHARS
 from seal_jax.envs.bfcl.gold import parse_call
-from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
+from seal_jax.types import NO_CALL_FAULTS, PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
 #: Which of the package's decoders reads what a chat format writes.
 DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
@@ -265,8 +265,6 @@ def _checked(turns: Any, key: str, fits: Callable[[Any], bool], wanted: str) -> 
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
-#: Faults of a message that do not say that it meant to call a tool.
-_NO_CALL = frozenset({"special_token", "too_long", "unclosed_reasoning", "stray_reasoning_end"})
 #: No tool can have this name: it marks a call string that is not a plain call with literal arguments.
 NOT_A_CALL = "not a literal call"
 
@@ -299,7 +297,7 @@ def _reader(decoder: str, protocol: str) -> Callable[[str], Step]:
         parsed = chat.parse(_after_reasoning(text) if decoder == "qwen_fc" else text)
         if parsed.calls:
             return Step(text, error=ParseError("undecodable", "the package's decoder finds no call in this message"))
-        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in _NO_CALL else None)
+        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in NO_CALL_FAULTS else None)
 
     def strict(text: str) -> Step:
         parsed = chat.parse(text)

@@ -111,6 +111,10 @@ CASES = {
     "malformed call where none was due": ("spurious_tool_call", turn(rejected(), reference=(), passed=None)),
     "rejected call, but the turn passed": ("correct_abstention", turn(rejected(), reference=(), passed=True)),
     "rambled on an abstain turn": ("invalid_tool_call", turn(CUT, reference=(), passed=None)),
+    "reasoned without an end on an abstain turn": (
+        "invalid_tool_call",
+        turn(rejected("unclosed_reasoning"), DONE, reference=(), passed=None),
+    ),
     # --- 1 invalid_tool_call
     "malformed, then gave up": ("invalid_tool_call", turn(rejected(), DONE, diffs=[LACKS])),
     "unknown tool": ("invalid_tool_call", turn(step(failed(call("addd"), "unknown_tool")), DONE, diffs=[LACKS])),
