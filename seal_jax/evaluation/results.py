@@ -146,12 +146,18 @@ class _Broken(Exception):
     pass
 
 
+#: What `python -m seal_jax.diagnose` writes, perhaps beside the results.
+EVIDENCE_FILE = "diagnosis.jsonl"
+
+
 def result_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files themselves, and the *_result.json files and *.jsonl files of folders; ValueError if there is none."""
+    """The files themselves, and the *_result.json files and *.jsonl files (but for EVIDENCE_FILE) of folders;
+    ValueError if there is none."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.name.endswith(("_result.json", ".jsonl")))
+            named = (p for p in path.rglob("*") if p.name.endswith(("_result.json", ".jsonl")))
+            inside = sorted(p for p in named if p.is_file() and p.name != EVIDENCE_FILE)
             if not inside:
                 raise ValueError(f"{path}: the folder holds no *_result.json and no *.jsonl; name the file itself")
             found += inside
