@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -275,6 +276,22 @@ def _checked(turns: Any, key: str, fits: Callable[[Any], bool], wanted: str) -> 
 NOT_A_CALL = "not a literal call"
 
 
+class _Endless(float):
+    """An infinity that was written as a number too large: it prints as one, so that `str(call)` reads back."""
+
+    def __repr__(self) -> str:
+        return "1e309" if self > 0 else "-1e309"
+
+
+def _endless(value: Any) -> Any:
+    """The value with its infinities as `_Endless`: the word `inf`, which is how they print, is an undefined name."""
+    if isinstance(value, float) and math.isinf(value):
+        return _Endless(value)
+    if isinstance(value, dict):
+        return {_endless(k): _endless(v) for k, v in value.items()}
+    return type(value)(map(_endless, value)) if isinstance(value, list | tuple | set) else value
+
+
 def read_call(source: str) -> Call:
     """A call string as a Call. What is not a plain call with literal arguments is never evaluated: it becomes a call of
     a tool that does not exist, with the source as its argument, and fails."""
@@ -285,7 +302,9 @@ def read_call(source: str) -> Call:
                 tree = ast.parse(source.strip(), mode="eval").body
                 names = [keyword.arg for keyword in tree.keywords] if isinstance(tree, ast.Call) else []
                 if len(set(names)) == len(names):  # Python refuses a repeated argument only when it compiles
-                    return parse_call(source)
+                    call = parse_call(source)
+                    arguments = {name: _endless(value) for name, value in call.arguments.items()}
+                    return Call(call.name, arguments, tuple(map(_endless, call.positional)))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return Call(NOT_A_CALL, {"source": source})
