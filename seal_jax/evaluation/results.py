@@ -209,12 +209,14 @@ def read_results(
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:
+    if raw.startswith(b"\x1f\x8b"):
+        raise _Broken("json: the file is compressed; unpack it first")
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise _Broken(f"json: {error}") from None
+        raise _Broken(f"json: {error}; write one object a line") from None
     if not isinstance(value, dict):
-        raise _Broken(f"json: a {type(value).__name__}, not an object")
+        raise _Broken(f"json: a {type(value).__name__}, not an object; write one object a line")
     return value
 
 

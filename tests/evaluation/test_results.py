@@ -197,6 +197,21 @@ def test_every_line_that_cannot_be_used_is_named_and_counted(read):
 @pytest.mark.parametrize(
     "line, words",
     [
+        (b"\x1f\x8b\x08\x00", "json: the file is compressed; unpack it first"),
+        (b"[" + json.dumps(GOOD).encode() + b"]", "json: a list, not an object; write one object a line"),
+        (b"{", "json: Expecting property name .*; write one object a line"),
+    ],
+)
+def test_a_line_that_is_no_object_says_how_to_mend_it(read, line, words):
+    import re
+
+    (broken,) = read(line).broken
+    assert re.match(words, broken.reason) and broken.line == 1
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
         ({}, 'a line holds either "result" or "decoded"'),
         ({"result": [], "decoded": []}, 'a line holds either "result" or "decoded"'),
         ({"decoded": "[[]]"}, "'decoded' is a str, not a list of turns"),
