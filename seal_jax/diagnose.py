@@ -28,8 +28,10 @@ from seal_jax.chat.official import DECODERS
 from seal_jax.diagnosis import diagnose, release_labels
 from seal_jax.envs.base import Suite, make_suite
 from seal_jax.envs.verifier import Verifier
-from seal_jax.evaluation.results import Result, Results, read_results
+from seal_jax.evaluation.results import EVIDENCE_FILE, Result, Results, read_results, result_files
 from seal_jax.types import CATEGORIES, LABELS, PROTOCOLS, Diagnosis, Step, Task, TurnEvidence, Verdict
+
+_SUMMARY_FILE = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def score(suites: Callable[[str], Suite], asked: Sequence[Task], read: Results) 
     for task in asked:
         result = read.results.get(task.id)
         if result is not None:
-            verdict = verifiers[result.protocol].verify(task, result.turns)
+            verdict = verifiers[result.protocol].verify(task, result.turns, aborted=result.aborted)
             out.append(Scored(task, verdict.reason, result, verdict, diagnose(verdict)))
         elif task.id in broken:
             answered = broken[task.id].reason.startswith("inference_error")
@@ -323,6 +325,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Reads, scores, writes and prints; returns the summary."""
     suites = functools.cache(functools.partial(suite_for, args.suite))
     suite = suites(args.protocol or "official")
+    folder = _out_folder(args.out, args.results) if args.out else None
     tasks = all_tasks(suite)
     read = read_results(args.results, tasks, decoder=args.decoder, protocol=args.protocol)
     asked = tasks_asked_for(suite, tasks, read, ids=args.ids, split=args.split, categories=args.categories)
@@ -332,18 +335,30 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     summary = summarise(
         scored, read, title=title, suite=args.suite, protocols=protocols, decoder=args.decoder, files=args.results
     )
-    if args.out:
-        folder = Path(args.out)
-        folder.mkdir(parents=True, exist_ok=True)
+    if folder is not None:
         # Half a surrogate pair (a cut emoji) is no UTF-8; as a backslash escape it is still the same JSON.
-        with (folder / "diagnosis.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
+        with (folder / EVIDENCE_FILE).open("w", encoding="utf-8", errors="backslashreplace") as file:
             for row in scored:
                 file.write(json.dumps(evidence_record(row), ensure_ascii=False) + "\n")
-        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+        (folder / _SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print_report(summary, scored)
-    if args.out:
-        print(f"evidence for every turn: {folder / 'diagnosis.jsonl'}; all numbers: {folder / 'summary.json'}")
+    if folder is not None:
+        print(f"evidence for every turn: {folder / EVIDENCE_FILE}; all numbers: {folder / _SUMMARY_FILE}")
     return summary
+
+
+def _out_folder(out: str, results: Sequence[str]) -> Path:
+    """The folder, made; ValueError if it cannot be, or if a file to be read would be overwritten."""
+    folder = Path(out)
+    read = {path.resolve() for path in result_files(results)}
+    for name in (EVIDENCE_FILE, _SUMMARY_FILE):
+        if (folder / name).resolve() in read:
+            raise ValueError(f"--out={out}: {name} in it is one of the files to be read; name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out={out}: {error.strerror}; name a folder that can be written to") from None
+    return folder
 
 
 def parser() -> argparse.ArgumentParser:

@@ -136,6 +136,10 @@ class ParseError:
     position: int = 0
 
 
+#: Kinds of ParseError that do not say that the message meant to call a tool.
+NO_CALL_FAULTS = frozenset({"special_token", "too_long", "unclosed_reasoning", "stray_reasoning_end"})
+
+
 @dataclass(frozen=True)
 class Step:
     """One assistant message and what the world answered. A message with a parse error executes nothing."""

@@ -102,7 +102,7 @@ def facts_of(turn: TurnEvidence, astray_before: bool) -> Facts:
 def _attempts(steps: Sequence[Step]) -> tuple[Attempt, ...]:
     out: list[Attempt] = []
     for i, step in enumerate(steps):
-        if step.error is not None or step.truncated:
+        if step.error is not None or (step.truncated and not step.results):  # cut, and nothing of it ran
             names = tuple(c.name for c in step.calls)
             why = f"{step.error.kind}: {step.error.message}" if step.error is not None else "cut before its end"
             out.append(Attempt(len(out), i, names, rejected=why))

@@ -8,8 +8,9 @@ Before the rules, in this order:
 - `not_reached`: the turn was never opened.
 - `env_error`: the world broke, or the reference program itself could not run.
 - An abstain turn: `correct_abstention` if it passed; else `spurious_tool_call` if it holds a call, executed or
-  rejected; else `invalid_tool_call` if its message was cut before the end; else `correct_abstention` (an unchecked
-  turn, or one that failed only because the state differs since earlier).
+  rejected; else `invalid_tool_call` if its message was cut before the end, or malformed in a way that tells of no
+  call (reasoning without an end); else `correct_abstention` (an unchecked turn, or one that failed only because the
+  state differs since earlier).
 - `pass`: the turn passed, whatever detours it took. No turn that passed is ever tagged as a failure.
 - `pass`: the turn failed but caused nothing wrong itself. The difference stood already when it began; or an earlier
   turn had gone astray, this one got through with its calls, and they would have passed after the reference's own
@@ -47,7 +48,7 @@ from collections.abc import Callable
 
 from seal_jax.diagnosis.facts import ARGUMENT_ERRORS, REFUSALS, Attempt, Facts, differing_arguments, facts_of, same_call
 from seal_jax.envs.verifier import went_astray
-from seal_jax.types import AttributeDiff, Call, Diagnosis, TurnEvidence, TurnLabel, Verdict
+from seal_jax.types import NO_CALL_FAULTS, AttributeDiff, Call, Diagnosis, TurnEvidence, TurnLabel, Verdict
 
 _MAX_EVIDENCE = 200  # characters; evidence is for people, the whole record is in the verdict
 
@@ -101,10 +102,13 @@ def _label_abstain(turn: TurnEvidence) -> tuple[str, str]:
         if step.calls:
             rejected = " (rejected)" if step.error is not None else ""
             return "spurious_tool_call", f"step {i}: {step.calls[0].name} called{rejected} where no call was due"
-        if step.error is not None and not step.truncated:
+        if step.error is not None and not step.truncated and step.error.kind not in NO_CALL_FAULTS:
             return "spurious_tool_call", f"step {i}: a malformed call ({step.error.kind}) where no call was due"
     if any(step.truncated for step in turn.steps):
         return "invalid_tool_call", "the message was cut before its end"
+    for i, step in enumerate(turn.steps):
+        if step.error is not None:
+            return "invalid_tool_call", f"step {i}: a malformed message ({step.error.kind}), no call to be seen in it"
     return "correct_abstention", "" if turn.passed is None else "no call; the state differs since an earlier turn"
 
 

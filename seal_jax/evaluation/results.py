@@ -6,14 +6,16 @@ decoded ones, line by line, and keeps account of every line that cannot be used.
     {"id": "multi_turn_base_0", "result": [["text of step 0 of turn 0", ...], ...]}    raw text, to be decoded
     {"id": "multi_turn_base_0", "decoded": [[["cd(folder='a')", "ls()"], ...], ...]}   turns of steps of call strings
 
-Two keys of ours are written beside the package's, which ignores them: "protocol" (how the episode was played) and
-"stop" (how it ended).
+Keys of ours are written beside the package's, which ignores them: "protocol" (how the episode was played), "stop" (how
+it ended), and "unfinished" (the messages of a turn that broke off because the row was full: the package's inference
+fails there, so as a turn of "result" it would be graded).
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import math
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS, MAX_CHARS
 from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.package import VERSION
-from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
+from seal_jax.types import NO_CALL_FAULTS, PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
 #: A model that the package registers with each decoder. It picks the decoder by the name of the folder, and the models
 #: trained here are not registered.
@@ -45,12 +47,11 @@ def result_line(trajectory: Trajectory, decoder: str, protocol: str) -> dict[str
     """One line of a result file. The package's Qwen handler keeps only what follows `</think>`: so does this, except
     in "seal", whose strict reading needs the whole message."""
     kept = _after_reasoning if decoder == "qwen_fc" and protocol == "official" else str
-    return {
-        "id": trajectory.task_id,
-        "result": [[kept(step.text) for step in turn] for turn in trajectory.turns],
-        "protocol": protocol,
-        "stop": trajectory.stop,
-    }
+    turns = [[kept(step.text) for step in turn] for turn in trajectory.turns]
+    line = {"id": trajectory.task_id, "result": turns, "protocol": protocol, "stop": trajectory.stop}
+    if turns and protocol == "official" and trajectory.stop == "context_limit":
+        line["unfinished"] = turns.pop()
+    return line
 
 
 def _after_reasoning(text: str) -> str:
@@ -103,13 +104,15 @@ def write_results(
 # --- in --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Result:
-    """One readable line: the steps of an episode, with calls and no results yet. `line` counts from 1."""
+    """One readable line: the steps of an episode, with calls and no results yet. `line` counts from 1; `aborted` says
+    that the last turn broke off, and the episode with it."""
 
     task_id: str
     turns: Turns
     protocol: str
     file: str
     line: int
+    aborted: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,12 +146,18 @@ class _Broken(Exception):
     pass
 
 
+#: What `python -m seal_jax.diagnose` writes, perhaps beside the results.
+EVIDENCE_FILE = "diagnosis.jsonl"
+
+
 def result_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files themselves, and the *_result.json files and *.jsonl files of folders; ValueError if there is none."""
+    """The files themselves, and the *_result.json files and *.jsonl files (but for EVIDENCE_FILE) of folders;
+    ValueError if there is none."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.name.endswith(("_result.json", ".jsonl")))
+            named = (p for p in path.rglob("*") if p.name.endswith(("_result.json", ".jsonl")))
+            inside = sorted(p for p in named if p.is_file() and p.name != EVIDENCE_FILE)
             if not inside:
                 raise ValueError(f"{path}: the folder holds no *_result.json and no *.jsonl; name the file itself")
             found += inside
@@ -188,7 +197,8 @@ def read_results(
                     entry = _read_object(raw)
                     task = _task_of(entry, tasks, seen)
                     result = _read_entry(entry, task, decoder, protocol)
-                    read.results[task.id] = Result(task.id, result[0], result[1], str(path), number)
+                    aborted = "result" in entry and "unfinished" in entry
+                    read.results[task.id] = Result(task.id, result[0], result[1], str(path), number, aborted)
                 except _Broken as why:
                     known = entry.get("id")
                     task_id = known if isinstance(known, str) and known in tasks else ""
@@ -198,12 +208,14 @@ def read_results(
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:
+    if raw.startswith(b"\x1f\x8b"):
+        raise _Broken("json: the file is compressed; unpack it first")
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise _Broken(f"json: {error}") from None
+        raise _Broken(f"json: {error}; write one object a line") from None
     if not isinstance(value, dict):
-        raise _Broken(f"json: a {type(value).__name__}, not an object")
+        raise _Broken(f"json: a {type(value).__name__}, not an object; write one object a line")
     return value
 
 
@@ -230,12 +242,18 @@ def _read_entry(entry: Mapping[str, Any], task: Task, decoder: str, protocol: st
     else:
         if isinstance(entry["result"], str):
             raise _Broken(f"inference_error: {entry['result']!r:.120}")
-        turns = _checked(entry["result"], "result", lambda step: isinstance(step, str), "text")
+        turns = _checked(entry["result"], "result", _is_text, "text")
+        if "unfinished" in entry:
+            turns = [*turns, *_checked([entry["unfinished"]], "unfinished", _is_text, "text")]
         read = _reader(decoder, protocol)
         steps = tuple(tuple(read(step) for step in turn) for turn in turns)
     if protocol == "seal":
         steps = tuple(_played(steps, task, cut=entry.get("stop") == "truncated"))
     return steps, protocol
+
+
+def _is_text(step: Any) -> bool:
+    return isinstance(step, str)
 
 
 def _is_list_of_strings(step: Any) -> bool:
@@ -255,10 +273,24 @@ def _checked(turns: Any, key: str, fits: Callable[[Any], bool], wanted: str) -> 
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
-#: Faults of a message that do not say that it meant to call a tool.
-_NO_CALL = frozenset({"special_token", "too_long", "unclosed_reasoning", "stray_reasoning_end"})
 #: No tool can have this name: it marks a call string that is not a plain call with literal arguments.
 NOT_A_CALL = "not a literal call"
+
+
+class _Endless(float):
+    """An infinity that was written as a number too large: it prints as one, so that `str(call)` reads back."""
+
+    def __repr__(self) -> str:
+        return "1e309" if self > 0 else "-1e309"
+
+
+def _endless(value: Any) -> Any:
+    """The value with its infinities as `_Endless`: the word `inf`, which is how they print, is an undefined name."""
+    if isinstance(value, float) and math.isinf(value):
+        return _Endless(value)
+    if isinstance(value, dict):
+        return {_endless(k): _endless(v) for k, v in value.items()}
+    return type(value)(map(_endless, value)) if isinstance(value, list | tuple | set) else value
 
 
 def read_call(source: str) -> Call:
@@ -271,7 +303,9 @@ def read_call(source: str) -> Call:
                 tree = ast.parse(source.strip(), mode="eval").body
                 names = [keyword.arg for keyword in tree.keywords] if isinstance(tree, ast.Call) else []
                 if len(set(names)) == len(names):  # Python refuses a repeated argument only when it compiles
-                    return parse_call(source)
+                    call = parse_call(source)
+                    arguments = {name: _endless(value) for name, value in call.arguments.items()}
+                    return Call(call.name, arguments, tuple(map(_endless, call.positional)))
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         pass
     return Call(NOT_A_CALL, {"source": source})
@@ -289,7 +323,7 @@ def _reader(decoder: str, protocol: str) -> Callable[[str], Step]:
         parsed = chat.parse(_after_reasoning(text) if decoder == "qwen_fc" else text)
         if parsed.calls:
             return Step(text, error=ParseError("undecodable", "the package's decoder finds no call in this message"))
-        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in _NO_CALL else None)
+        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in NO_CALL_FAULTS else None)
 
     def strict(text: str) -> Step:
         parsed = chat.parse(text)

@@ -47,6 +47,11 @@ def rejected(kind="bad_json", *calls):
     return Step("", calls, ParseError(kind, "why"))
 
 
+def cut_but_ran(*results):
+    """A message that was cut after its calls: the official protocol reads it as it is."""
+    return replace(step(*results), truncated=True)
+
+
 CUT = Step("", error=ParseError("truncated", "cut"), truncated=True)
 DONE = Step("done")
 
@@ -106,6 +111,10 @@ CASES = {
     "malformed call where none was due": ("spurious_tool_call", turn(rejected(), reference=(), passed=None)),
     "rejected call, but the turn passed": ("correct_abstention", turn(rejected(), reference=(), passed=True)),
     "rambled on an abstain turn": ("invalid_tool_call", turn(CUT, reference=(), passed=None)),
+    "reasoned without an end on an abstain turn": (
+        "invalid_tool_call",
+        turn(rejected("unclosed_reasoning"), DONE, reference=(), passed=None),
+    ),
     # --- 1 invalid_tool_call
     "malformed, then gave up": ("invalid_tool_call", turn(rejected(), DONE, diffs=[LACKS])),
     "unknown tool": ("invalid_tool_call", turn(step(failed(call("addd"), "unknown_tool")), DONE, diffs=[LACKS])),
@@ -130,6 +139,10 @@ CASES = {
     ),
     "mistyped argument": ("argument_mismatch", turn(step(failed(ADD, "argument_type", "amount")), diffs=[LACKS])),
     "wrong value": ("argument_mismatch", turn(step(ok(FIND)), step(ok(call("add", id="a1", amount=9))), diffs=[BOTH])),
+    "wrong value in a message cut after the call": (
+        "argument_mismatch",
+        turn(step(ok(FIND)), cut_but_ran(ok(call("add", id="a1", amount=9))), diffs=[BOTH]),
+    ),
     "wrong value, refused": (
         "argument_mismatch",
         turn(step(ok(FIND)), step(refused(call("add", id="Ann", amount=5), "no such account")), diffs=[LACKS]),

@@ -26,6 +26,7 @@ from seal_jax.envs.bfcl import package
 from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.worlds import open_quirky_pair, open_world
 from seal_jax.envs.verifier import Verifier, went_astray
+from seal_jax.evaluation.results import read_call
 from seal_jax.types import EXCLUDED_LABELS, SUCCESS_LABELS, Call, Unevaluated, Verdict
 
 try:
@@ -373,6 +374,15 @@ def test_a_call_that_a_decoder_left_in_an_argument_runs_as_officially(official):
             theirs, _ = official.execute(model, ODD_ROW, [str(call) for call in calls])
         world = odd_worlds()[1]
         assert [world.call(call).text for call in calls] == theirs
+
+
+def test_a_number_beyond_floats_in_a_call_string_is_infinity_as_officially(official):
+    """`1e400` is infinity when Python reads it, and no undefined name, though the value prints as one."""
+    for source in ("add(a=1e400, b=1)", "add(-1e400, 1)", "sum_values(numbers=[1, 1e400])", "add(a=1e400, b='x')"):
+        with official.namespace() as model:
+            theirs, _ = official.execute(model, ODD_ROW, [source])
+        for world in odd_worlds():
+            assert world.call(read_call(source)).text == theirs[0]
 
 
 def test_lists_nested_beyond_pythons_parser_do_not_run(official):

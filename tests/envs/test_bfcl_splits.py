@@ -129,3 +129,9 @@ def test_the_suite_serves_the_files_splits(write):
     assert Counter(t.category for t in suite.tasks("all")) == {"base": 200, "miss_func": 200}
     with pytest.raises(ValueError, match="split 'val' is not one of this bfcl suite's: train, test, eval, all"):
         suite.tasks("val")
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    path = tmp_path / "splits.json"
+    path.write_bytes(b'\xef\xbb\xbf{"test": [0]}')
+    assert len(splits.read_splits(path)["test"]) == 4

@@ -187,6 +187,37 @@ def test_what_cannot_be_asked_is_one_line(tmp_path, capsys, options, words):
     assert re.search(words, error) and error.startswith("error: ") and error.count("\n") == 1
 
 
+def test_evidence_in_the_results_folder_is_not_read_as_results(suite, quirky, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(diagnose, "make_suite", lambda name, **options: quirky if options else suite)
+    (tmp_path / "deeper.jsonl").mkdir()  # a folder whose name looks like a file's
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(json.dumps(decoded(suite, t)) + "\n" for t in suite.tasks("val")))
+    for _ in range(2):
+        assert diagnose.main([str(tmp_path), f"--out={tmp_path}", "--split=val"]) == 0
+        assert "(100 of 100)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, out, words",
+    [
+        ("results.jsonl", "results.jsonl", r"--out=\S+results.jsonl: File exists; name a folder"),
+        ("results.jsonl", "results.jsonl/deeper", r"--out=\S+deeper: Not a directory; name a folder"),
+        ("diagnosis.jsonl", "", r"--out=\S+: diagnosis.jsonl in it is one of the files to be read; name another"),
+    ],
+)
+def test_an_out_that_cannot_be_is_refused_before_anything_is_scored(tmp_path, capsys, monkeypatch, name, out, words):
+    import re
+
+    monkeypatch.setattr(diagnose, "score", lambda *args: pytest.fail("scored"))
+    path = tmp_path / name
+    path.write_text(json.dumps({"id": "multi_turn_base_0", "decoded": []}) + "\n")
+    before = path.read_text()
+    assert diagnose.main([str(path), f"--out={tmp_path / out}"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(words, error) and error.startswith("error: ") and error.count("\n") == 1
+    assert path.read_text() == before
+
+
 def test_a_task_is_scored_the_same_whatever_stands_around_it(suite, quirky):
     """Worlds are not shared: a failing line changes nothing for the next."""
     from seal_jax.evaluation.results import Result, Results, read_call

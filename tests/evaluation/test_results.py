@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -138,6 +139,26 @@ def test_written_and_read_trajectories_get_the_verdict_they_had(tmp_path):
     assert after == before and len(set(after.values())) > 1 and not found.broken
 
 
+def test_a_row_that_was_full_fails_in_the_written_file_too(tmp_path):
+    """The package's request fails there: the turn that broke off is no turn of the result, though it stands by it."""
+    from seal_jax.diagnose import score
+    from seal_jax.envs.base import make_suite
+
+    suite = make_suite("bfcl", categories=("base",))
+    known = {one.id: one for one in suite.tasks("all")}
+    one = known["multi_turn_base_1"]
+    turns = tuple(tuple(Step(HERMES.calls([c]), (c,)) for c in program) for program in suite.reference(one))
+    row = replace(trajectory(turns, one.id, stop="context_limit"), protocol="official")
+    assert Verifier(suite).verify_trajectory(one, row).reason == "force_terminated"
+    files = write_results(tmp_path, [row], decoder="qwen_fc", protocol="official")
+    line = json.loads(files[0].read_text())
+    assert len(line["result"]) == len(one.turns) - 1
+    assert line["unfinished"] == [step.text for step in turns[-1]]
+    found = read_results(files, known)
+    (scored,) = score(lambda protocol: suite, [one], found)
+    assert scored.reason == "force_terminated" and [label for _, label in scored.turns] == ["pass"] * len(one.turns)
+
+
 # --- in --------------------------------------------------------------------------------------------------------------
 GOOD = {"id": "multi_turn_base_0", "decoded": [[["ls()"]], []]}
 
@@ -176,6 +197,21 @@ def test_every_line_that_cannot_be_used_is_named_and_counted(read):
 @pytest.mark.parametrize(
     "line, words",
     [
+        (b"\x1f\x8b\x08\x00", "json: the file is compressed; unpack it first"),
+        (b"[" + json.dumps(GOOD).encode() + b"]", "json: a list, not an object; write one object a line"),
+        (b"{", "json: Expecting property name .*; write one object a line"),
+    ],
+)
+def test_a_line_that_is_no_object_says_how_to_mend_it(read, line, words):
+    import re
+
+    (broken,) = read(line).broken
+    assert re.match(words, broken.reason) and broken.line == 1
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
         ({}, 'a line holds either "result" or "decoded"'),
         ({"result": [], "decoded": []}, 'a line holds either "result" or "decoded"'),
         ({"decoded": "[[]]"}, "'decoded' is a str, not a list of turns"),
@@ -185,6 +221,7 @@ def test_every_line_that_cannot_be_used_is_named_and_counted(read):
         ({"decoded": [[["ls()", 1]]]}, r"decoded\[0\]\[0\] is \['ls\(\)', 1\], not a list of call strings"),
         ({"result": [[["ls()"]]]}, r"result\[0\]\[0\] is \['ls\(\)'\], not text"),
         ({"result": [["", {"ls": "{}"}]]}, r"result\[0\]\[1\] is \{'ls': '\{\}'\}, not text"),
+        ({"result": [], "unfinished": "ls()"}, r"unfinished\[0\] is a str, not a list of steps"),
         ({"result": [], "protocol": "strict"}, "protocol 'strict' is none of"),
     ],
 )

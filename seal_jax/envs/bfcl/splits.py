@@ -100,7 +100,7 @@ def read_splits(path: str | Path, *, allow_overlap: bool = False) -> Splits:
 def _read_object(path: Path) -> dict[str, Any]:
     mend = 'write a JSON object such as {"train": [0, 2], "val": [4], "test": [1, 6]}'
     try:
-        value = json.loads(path.read_bytes().decode("utf-8"), object_pairs_hook=_no_key_twice)
+        value = json.loads(path.read_bytes().decode("utf-8-sig"), object_pairs_hook=_no_key_twice)
     except OSError as error:
         raise ValueError(
             f"suite_options.split_file={str(path)!r}: {error.strerror}; name a file that is there"
