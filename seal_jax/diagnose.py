@@ -311,6 +311,8 @@ def read_ids(path: str, tasks: Mapping[str, Task]) -> list[str]:
         found = json.loads(text) if text.lstrip().startswith("[") else text.split()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--ids={path}: not JSON ({error}); write one task id a line or a JSON list") from None
+    if not found:
+        raise ValueError(f"--ids={path}: the file is empty; write one task id a line or a JSON list")
     seen: set[str] = set()
     for task_id in found:
         if not isinstance(task_id, str) or task_id not in tasks:

@@ -54,7 +54,7 @@ class Unevaluated(str):
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call. `positional` is only ever non-empty in reference programs (BFCL has 160 such calls)."""
+    """One tool call. `positional` is non-empty only in calls that others wrote as Python (decoded result lines)."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)

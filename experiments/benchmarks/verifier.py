@@ -32,7 +32,6 @@ from typing import Any
 
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs.base import Suite, make_suite
-from seal_jax.envs.bfcl.gold import with_named_arguments
 from seal_jax.envs.bfcl.package import package_folder, read_json_lines
 from seal_jax.envs.verifier import Verifier
 from seal_jax.provenance import git_commit, host, versions
@@ -164,7 +163,7 @@ def hold_episodes() -> dict[str, Any]:
 
 
 def play_to_last_message(episode: Any, suite: Suite) -> None:
-    programs = [with_named_arguments(program, episode.task) for program in suite.reference(episode.task)]
+    programs = list(suite.reference(episode.task))
     for i, program in enumerate(programs):
         messages = [episode.chat.calls([call]) for call in program]
         if i < len(programs) - 1:

@@ -31,7 +31,6 @@ from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.diagnose import all_tasks, score, suite_for
 from seal_jax.envs.base import Suite
-from seal_jax.envs.bfcl.gold import with_named_arguments
 from seal_jax.evaluation.results import read_results, write_results
 from seal_jax.types import Call, Program, Step, Task, Trajectory
 
@@ -116,7 +115,7 @@ def messages(calls: Sequence[Call], chat: ChatFormat, rng: random.Random) -> lis
 def trajectories(suite: Suite, tasks: Sequence[Task], chat: ChatFormat, rng: random.Random) -> list[Trajectory]:
     out = []
     for task in tasks:
-        programs = [with_named_arguments(program, task) for program in suite.reference(task)]
+        programs = list(suite.reference(task))
         turns = [messages(calls, chat, rng) for calls in perturbed(programs, rng)]
         if rng.random() < 0.03:
             turns = turns[:-1] if rng.random() < 0.7 else [*turns, ["More?"]]

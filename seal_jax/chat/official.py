@@ -23,7 +23,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from seal_jax.types import Call, Unevaluated
+from seal_jax.chat.parsing import Parsed
+from seal_jax.types import NO_CALL_FAULTS, Call, ParseError, Unevaluated
 
 #: Characters. Twenty times what 4,096 tokens, the package's limit of a message, usually hold.
 MAX_CHARS = 300_000
@@ -98,6 +99,29 @@ DECODERS: Mapping[str, Callable[[str], tuple[Call, ...]]] = {
 }
 #: Which of them reads what a chat format writes; the package has no handler for the other formats.
 DECODER_OF_CHAT = {"hermes": "qwen_fc", "llama31": "llama31", "toolace": "toolace"}
+
+
+def parse_official(text: str, decoder: str, strict: Callable[[str], Parsed]) -> Parsed:
+    """A message as the official protocol reads it.
+
+    One without a call ends the turn there, be it prose or a call gone wrong; here the latter carries an error (by
+    `strict`, the chat format's own parser), so that the diagnosis can name it. The verdict is the same.
+    """
+    calls = DECODERS[decoder](text)
+    if calls:
+        return Parsed("", calls)
+    parsed = strict(after_reasoning(text) if decoder == "qwen_fc" else text)
+    if parsed.calls:
+        fault = ParseError("undecodable", "the official decoder finds no call in this message")
+        return Parsed(text, (), fault)
+    if parsed.error is not None and parsed.error.kind in NO_CALL_FAULTS:
+        return Parsed(text, ())
+    return parsed
+
+
+def after_reasoning(text: str) -> str:
+    """What the package's Qwen handler keeps of a message."""
+    return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 
 # --- what all share --------------------------------------------------------------------------------------------------

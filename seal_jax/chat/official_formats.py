@@ -24,10 +24,10 @@ from typing import Any
 from seal_jax.chat.formats import REVEAL_TEXT, ChatFormat
 from seal_jax.chat.hermes import HermesFormat
 from seal_jax.chat.llama31 import Llama31Format
-from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS
+from seal_jax.chat.official import DECODER_OF_CHAT, parse_official
 from seal_jax.chat.parsing import Parsed
 from seal_jax.chat.toolace import ToolAceFormat
-from seal_jax.types import Call, ParseError, ToolDoc
+from seal_jax.types import ToolDoc
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,7 @@ class _Official:
         return json.dumps(doc)
 
     def parse(self, text: str) -> Parsed:
-        """What the package would execute. A message without calls carries an error if the policy tried to call."""
-        calls: tuple[Call, ...] = DECODERS[DECODER_OF_CHAT[self.name]](text)
-        if calls:
-            return Parsed("", calls)
-        strict: Parsed = super().parse(text)  # type: ignore[misc]
-        if strict.calls:
-            fault = ParseError("undecodable", "the official decoder finds no call in this message")
-            return Parsed(text, (), fault)
-        return strict
+        return parse_official(text, DECODER_OF_CHAT[self.name], super().parse)  # type: ignore[misc]
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.chat.formats import get_format
-from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS, MAX_CHARS
+from seal_jax.chat.official import DECODER_OF_CHAT, DECODERS, MAX_CHARS, after_reasoning, parse_official
 from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.package import VERSION
-from seal_jax.types import NO_CALL_FAULTS, PROTOCOLS, Call, ParseError, Step, Task, Trajectory
+from seal_jax.types import PROTOCOLS, Call, ParseError, Step, Task, Trajectory
 
 #: A model that the package registers with each decoder. It picks the decoder by the name of the folder, and the models
 #: trained here are not registered.
@@ -46,16 +46,12 @@ Turns = tuple[tuple[Step, ...], ...]
 def result_line(trajectory: Trajectory, decoder: str, protocol: str) -> dict[str, Any]:
     """One line of a result file. The package's Qwen handler keeps only what follows `</think>`: so does this, except
     in "seal", whose strict reading needs the whole message."""
-    kept = _after_reasoning if decoder == "qwen_fc" and protocol == "official" else str
+    kept = after_reasoning if decoder == "qwen_fc" and protocol == "official" else str
     turns = [[kept(step.text) for step in turn] for turn in trajectory.turns]
     line = {"id": trajectory.task_id, "result": turns, "protocol": protocol, "stop": trajectory.stop}
     if turns and protocol == "official" and trajectory.stop == "context_limit":
         line["unfinished"] = turns.pop()
     return line
-
-
-def _after_reasoning(text: str) -> str:
-    return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 
 def write_results(
@@ -315,15 +311,8 @@ def _reader(decoder: str, protocol: str) -> Callable[[str], Step]:
     chat = get_format(_STRICT_CHAT.get(decoder, "toolace"))  # a prompted model's calls are a Python list, as ToolACE's
 
     def official(text: str) -> Step:
-        """What the package executes. A message without a call ends the turn there, be it prose or a call gone wrong;
-        here the latter carries an error, so that the diagnosis can name it. The verdict is the same."""
-        calls = DECODERS[decoder](text)
-        if calls:
-            return Step(text, calls)
-        parsed = chat.parse(_after_reasoning(text) if decoder == "qwen_fc" else text)
-        if parsed.calls:
-            return Step(text, error=ParseError("undecodable", "the package's decoder finds no call in this message"))
-        return Step(text, error=parsed.error if parsed.error and parsed.error.kind not in NO_CALL_FAULTS else None)
+        parsed = parse_official(text, decoder, chat.parse)
+        return Step(text, parsed.calls, parsed.error)
 
     def strict(text: str) -> Step:
         parsed = chat.parse(text)

@@ -395,17 +395,6 @@ class Family:
 
         return _change(turns, rng, change)
 
-    def named(self, task, turns, rng):
-        """Positional arguments of the reference by name."""
-        places = [(step, i) for turn in turns for step in turn for i in range(len(step)) if step[i].positional]
-        if not places:
-            return False
-        step, i = rng.choice(places)
-        call, names = step[i], list(self._parameters(task, step[i].name))
-        if len(call.positional) > len(names):
-            return False
-        step[i] = Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments})
-
     def _parameters(self, task, name):
         return self._docs[task.id].get(name, {"parameters": {"properties": {}}})["parameters"]["properties"]
 
@@ -553,7 +542,6 @@ SLIPS = {
         "no_argument": 1.5,
         "odd_argument": 1.5,
         "positional": 2,
-        "named": 0.5,
         "empty_step": 1,
         "recut": 1,
         "fewer_turns": 0.5,

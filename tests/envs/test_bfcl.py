@@ -57,7 +57,11 @@ def test_tasks_have_the_published_shape(suite):
     assert turns == {"base": 734, "miss_func": 934, "miss_param": 934, "long_context": 734}
     assert empty == {"base": 3, "miss_func": 203, "miss_param": 203, "long_context": 3}
     assert calls == {"base": 1142, "miss_func": 1140, "miss_param": 1140, "long_context": 1203}
-    assert sum(bool(c.positional) for t in tasks for p in suite.reference(t) for c in p) == 160
+    assert not any(c.positional for t in tasks for p in suite.reference(t) for c in p)
+    folder = FOLDER / "data" / "possible_answer"
+    rows = [r for path in folder.glob("BFCL_v4_multi_turn_*.json") for r in package.read_json_lines(path)]
+    gold = [parse_call(source) for row in rows for turn in row["ground_truth"] for source in turn]
+    assert sum(bool(call.positional) for call in gold) == 160 and len(gold) == 4625
     reveals = [t for t in tasks if any(turn.reveals for turn in t.turns)]
     assert {t.category for t in reveals} == {"miss_func"} and len(reveals) == 200
 
@@ -99,7 +103,12 @@ def test_unknown_category_names_the_choices():
         make_suite("bfcl", categories=("composite",))
 
 
-DOCS = {"GorillaFileSystem": {name: {"name": name, "description": "d", "parameters": {}} for name in ("ls", "sort")}}
+DOCS = {
+    "GorillaFileSystem": {
+        "ls": {"name": "ls", "description": "d", "parameters": {}},
+        "sort": {"name": "sort", "description": "d", "parameters": {"properties": {"file_name": {"type": "string"}}}},
+    }
+}
 
 
 def row(n_turns: int, **changes):
@@ -128,7 +137,7 @@ def test_held_out_tools_come_back_at_their_turn():  # gorilla PRs 1254 and 679
     entry = make_entry(question, gold, "miss_func", DOCS)
     assert [doc["name"] for doc in entry.task.tools] == ["ls"]
     assert [[doc["name"] for doc in turn.reveals] for turn in entry.task.turns] == [[], [], [], ["sort"], []]
-    assert entry.programs[3] == (Call("sort", {}, ("a",)),)
+    assert entry.programs[3] == (Call("sort", {"file_name": "a"}),)  # under its documented name
 
     with pytest.raises(ValueError, match=r"missed_function\['3'\]: turn 3 has a user message"):
         make_entry(row(5, missed_function={"3": ["sort"]}), gold, "miss_func", DOCS)

@@ -152,10 +152,8 @@ def test_every_reference_argument_fits_what_was_read():
     misfits, calls = Counter(), 0
     for task in suite.tasks("all"):
         for call in (call for program in suite.reference(task) for call in program):
-            names = [a.name for a in arguments(DOCS[call.name])]
-            given = dict(zip(names, call.positional, strict=False)) | dict(call.arguments)
-            misfit = first_misfit(Call(call.name, given), DOCS[call.name])
-            misfits[(call.name, misfit.name, given[misfit.name]) if misfit else None] += 1
+            misfit = first_misfit(call, DOCS[call.name])
+            misfits[(call.name, misfit.name, call.arguments[misfit.name]) if misfit else None] += 1
             calls += 1
     # One scenario's reference closes a ticket by a string; its docs say integer (and the tool finds no such ticket).
     assert misfits == {None: 4621, ("close_ticket", "ticket_id", "ticket_001"): 4} and calls == 4625

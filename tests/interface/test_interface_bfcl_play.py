@@ -14,7 +14,6 @@ import pytest
 from seal_jax.chat.parsing import ERROR_KINDS
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
-from seal_jax.envs.bfcl.gold import with_named_arguments
 from seal_jax.interface import InterfaceSettings, cues, full
 from seal_jax.interface.arguments import arguments
 from seal_jax.interface.errors import ERROR_CLASSES, PARSE_MENDS, error_class
@@ -76,7 +75,7 @@ def results_of(suite, tasks) -> Iterator[tuple[Task, CallResult]]:
             yield from ((task, world.call(c)) for c in wild_calls(doc))
         world = suite.open(task)
         met = set()
-        for call in (c for program in suite.reference(task) for c in with_named_arguments(program, task)):
+        for call in (c for program in suite.reference(task) for c in program):
             if call.name not in met:
                 yield from ((task, world.call(c)) for c in wrong_calls(call))
                 met.add(call.name)
@@ -274,7 +273,7 @@ def test_an_unknown_tool_brings_the_names_most_like_it(suite):
 def values_of(programs) -> set[str]:
     """Every string of at least 3 characters and number of at least 2 digits in the arguments of all turns."""
     found: set[str] = set()
-    todo = [v for program in programs for c in program for v in (*c.positional, *c.arguments.values())]
+    todo = [v for program in programs for c in program for v in c.arguments.values()]
     while todo:
         value = todo.pop()
         if isinstance(value, dict):
@@ -326,7 +325,7 @@ def watch_a_play(suite, task: Task) -> Watch:
 
     What those wrong calls hold and what they return counts as not seen, so a hint that repeats any of it is a leak.
     """
-    programs = [with_named_arguments(program, task) for program in suite.reference(task)]
+    programs = list(suite.reference(task))
     watch, world, rng = Watch(task, values_of(programs)), suite.open(task), random.Random(task.id)
     later = [c for program in programs for c in program]
     offered = list(task.tools)

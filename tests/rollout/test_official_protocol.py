@@ -190,7 +190,6 @@ def test_whole_conversations_are_the_packages_byte_for_byte(suite, tasks, name, 
     for program in suite.reference(task):
         theirs.next_turn()
         assert player.reads() == theirs.prompt()
-        program = [c for c in program if not c.positional]
         for calls in (program, program[:1]):
             if calls:
                 text = as_text(chat, calls)
@@ -262,19 +261,12 @@ def play_reference(player, suite, task, upto):
 LOOK = as_text(HERMES, [Call("pwd")])
 
 
-def without_positional(suite, tasks, category):
-    """A file-system task whose reference the JSON formats can write."""
-    return next(
-        t
-        for t in tasks.values()
-        if "GorillaFileSystem" in t.domains
-        and t.category == category
-        and not any(c.positional for p in suite.reference(t) for c in p)
-    )
+def file_system_task(tasks, category):
+    return next(t for t in tasks.values() if "GorillaFileSystem" in t.domains and t.category == category)
 
 
 def test_the_21st_executed_step_of_a_turn_ends_the_episode(suite, tasks):
-    task = without_positional(suite, tasks, "base")
+    task = file_system_task(tasks, "base")
     n = len(task.turns)
     # in the last turn it is graded as it stands, and the work was done
     player = Player(suite, task)
@@ -297,7 +289,7 @@ def test_the_21st_executed_step_of_a_turn_ends_the_episode(suite, tasks):
 
 
 def test_there_is_no_limit_over_the_turns_together(suite, tasks):
-    task = without_positional(suite, tasks, "base")
+    task = file_system_task(tasks, "base")
     player = Player(suite, task)
     for program in suite.reference(task):
         player.says(as_text(HERMES, program))
@@ -318,7 +310,7 @@ def test_there_is_no_limit_over_the_turns_together(suite, tasks):
     ],
 )
 def test_what_does_not_decode_ends_the_turn(suite, tasks, text):
-    task = without_positional(suite, tasks, "base")
+    task = file_system_task(tasks, "base")
     player = Player(suite, task)
     step = player.says(text)
     assert player.episode.turn == 1 and step is None
@@ -334,11 +326,7 @@ def test_what_does_not_decode_ends_the_turn(suite, tasks, text):
 
 
 def test_tools_that_are_not_offered_execute_in_the_official_protocol_only(suite, tasks):
-    task = next(
-        t
-        for t in tasks.values()
-        if t.category == "miss_func" and not any(c.positional for p in suite.reference(t) for c in p)
-    )
+    task = next(t for t in tasks.values() if t.category == "miss_func")
     reveal = next(i for i, turn in enumerate(task.turns) if turn.reveals)
     held_out = {doc["name"] for doc in task.turns[reveal].reveals}
     program = next(p for p in suite.reference(task)[reveal:] if any(c.name in held_out for c in p))
@@ -361,8 +349,6 @@ def test_tools_that_are_not_offered_execute_in_the_official_protocol_only(suite,
 def test_reference_episodes_are_valid_for_both(suite, tasks):
     played = 0
     for task in list(tasks.values())[::41]:
-        if any(c.positional for p in suite.reference(task) for c in p):
-            continue
         player = Player(suite, task)
         play_reference(player, suite, task, len(task.turns))
         assert graded(suite, task, player).reason == "valid"
@@ -371,7 +357,7 @@ def test_reference_episodes_are_valid_for_both(suite, tasks):
 
 
 def test_a_cut_message_is_read_as_it_is_and_closed_for_the_next(suite, tasks):
-    task = without_positional(suite, tasks, "base")
+    task = file_system_task(tasks, "base")
     player = Player(suite, task)
     step = player.says(LOOK, end=False)
     assert step.calls == (Call("pwd"),) and step.truncated and not player.episode.done
@@ -383,7 +369,7 @@ def test_a_cut_message_is_read_as_it_is_and_closed_for_the_next(suite, tasks):
 
 def test_a_row_that_is_full_fails_even_in_its_last_turn(suite, tasks):
     """The package's request fails there, and its result is an error message instead of turns."""
-    task = without_positional(suite, tasks, "base")
+    task = file_system_task(tasks, "base")
     wide = Player(suite, task)
     play_reference(wide, suite, task, len(task.turns) - 1)
     wide.says(as_text(HERMES, suite.reference(task)[-1]))

@@ -26,10 +26,12 @@ def parse_call(source: str) -> Call:
 
 
 def with_named_arguments(program: Program, task: Task) -> Program:
-    """The program as a chat format can write it: no format but Python's own knows positional arguments."""
+    """The program with every argument under its documented name: 160 of the 4,625 reference calls have positional
+    ones, which no chat format can write and no diagnosis can compare with a policy's. The docs' order is the tools'."""
     docs = {doc["name"]: doc for doc in (*task.tools, *(doc for turn in task.turns for doc in turn.reveals))}
     named = []
     for call in program:
-        names = docs[call.name]["parameters"]["properties"]
-        named.append(Call(call.name, {**dict(zip(names, call.positional, strict=False)), **call.arguments}))
+        names = docs.get(call.name, {}).get("parameters", {}).get("properties", {})
+        arguments = {**dict(zip(names, call.positional, strict=False)), **call.arguments}
+        named.append(Call(call.name, arguments, call.positional[len(names) :]))
     return tuple(named)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seal_jax.envs.bfcl.gold import parse_call
+from seal_jax.envs.bfcl.gold import parse_call, with_named_arguments
 from seal_jax.envs.bfcl.package import CLASS_MODULES, read_json_lines
 from seal_jax.types import Program, Task, ToolDoc, UserTurn
 
@@ -83,6 +83,7 @@ def make_entry(
         tools=tools,
         domains=classes,
     )
+    programs = tuple(with_named_arguments(program, task) for program in programs)
     return Entry(task, programs, {cls: question["initial_config"].get(cls, {}) for cls in classes})
 
 
