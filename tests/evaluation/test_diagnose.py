@@ -177,6 +177,7 @@ def test_toolbox_lines_work_too(run):
         (["--categories=base,hard"], "'hard' is not known"),
         (["--ids=none.txt"], "--ids=none.txt: .*No such file"),
         (["--ids={ids}"], "'multi_turn_base_999' is no known task; write ids such as multi_turn_base_0"),
+        (["--ids=/dev/null"], "--ids=/dev/null: the file is empty; write one task id a line"),
         (["--ids={ids}", "--split=val"], "both say which tasks"),
         ([], "no line is of a known task; line 1: id: 'nobody' is no known task"),
     ],
