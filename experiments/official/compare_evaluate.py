@@ -29,9 +29,10 @@ from pathlib import Path
 
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.official import DECODER_OF_CHAT
-from seal_jax.diagnose import all_tasks, score, suite_for
+from seal_jax.diagnose import all_tasks
 from seal_jax.envs.base import Suite
 from seal_jax.evaluation.results import read_results, write_results
+from seal_jax.evaluation.scores import score, suite_for
 from seal_jax.types import Call, Program, Step, Task, Trajectory
 
 #: The package's error types, and our reasons for a verdict.

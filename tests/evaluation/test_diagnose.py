@@ -14,6 +14,8 @@ from seal_jax import diagnose
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
 from seal_jax.envs.bfcl.gold import parse_call
+from seal_jax.evaluation import scores
+from seal_jax.evaluation.scores import score
 from seal_jax.types import CATEGORIES, LABELS
 
 try:
@@ -39,7 +41,7 @@ def run(tmp_path, capsys, suite, quirky, monkeypatch):
 
     def run(lines, *options):
         if "--suite=toolbox" not in options:  # loaded once for all tests
-            monkeypatch.setattr(diagnose, "make_suite", lambda name, **options: quirky if options else suite)
+            monkeypatch.setattr(scores, "make_suite", lambda name, **options: quirky if options else suite)
         path = tmp_path / "results.jsonl"
         path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines), "utf-8")
         assert diagnose.main([str(path), f"--out={tmp_path / 'out'}", *options]) == 0
@@ -194,7 +196,7 @@ def test_what_cannot_be_asked_is_one_line(tmp_path, capsys, options, words):
 
 
 def test_evidence_in_the_results_folder_is_not_read_as_results(suite, quirky, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(diagnose, "make_suite", lambda name, **options: quirky if options else suite)
+    monkeypatch.setattr(scores, "make_suite", lambda name, **options: quirky if options else suite)
     (tmp_path / "deeper.jsonl").mkdir()  # a folder whose name looks like a file's
     path = tmp_path / "results.jsonl"
     path.write_text("".join(json.dumps(decoded(suite, t)) + "\n" for t in suite.tasks("val")))
@@ -242,9 +244,9 @@ def test_a_task_is_scored_the_same_whatever_stands_around_it(suite, quirky):
     def tweet(turns):
         return [[["post_tweet('a')"], ["mention(0, ['@x'])"], *turn] for turn in turns]
 
-    alone = [diagnose.score(lambda _: quirky, [t], read_of([(t, None)]))[0] for t in tasks]
+    alone = [score(lambda _: quirky, [t], read_of([(t, None)]))[0] for t in tasks]
     mixed = read_of([(tasks[0], tweet), *((t, None) for t in tasks[1:])])
-    together = diagnose.score(lambda _: quirky, tasks, mixed)
+    together = score(lambda _: quirky, tasks, mixed)
     assert together[0].reward == 0.0 or together[0].verdict != alone[0].verdict
     assert [replace(x, result=None) for x in together[1:]] == [replace(x, result=None) for x in alone[1:]]
 

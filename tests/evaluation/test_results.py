@@ -139,8 +139,8 @@ def test_written_and_read_trajectories_get_the_verdict_they_had(tmp_path):
 
 def test_a_row_that_was_full_fails_in_the_written_file_too(tmp_path):
     """The package's request fails there: the turn that broke off is no turn of the result, though it stands by it."""
-    from seal_jax.diagnose import score
     from seal_jax.envs.base import make_suite
+    from seal_jax.evaluation.scores import score
 
     suite = make_suite("bfcl", categories=("base",))
     known = {one.id: one for one in suite.tasks("all")}
