@@ -15,6 +15,14 @@ from typing import Any, Literal
 Params = dict[str, Any]  # nested dict of arrays, see `param_shapes`
 
 
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, int) and is_number(value) and value >= 1
+
+
 @dataclass(frozen=True)
 class Llama3Rope:
     """Frequency scaling of Llama 3.1 and later: low frequencies are divided by `factor`, high ones kept, a ramp
@@ -28,7 +36,7 @@ class Llama3Rope:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise ValueError(f"rope_scaling {name}={value!r} must be a number")
         if not self.factor >= 1 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
@@ -69,11 +77,11 @@ class PolicyConfig:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_position",
                      "head_chunk"):  # fmt: skip
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_count(value):
                 raise ValueError(f"policy.{name}={value!r} must be a whole number of at least 1")
         for name in ("rope_theta", "norm_eps"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"policy.{name}={value!r} must be a number above 0")
         if self.attention_budget is not None and self.attention_budget < 1:
             raise ValueError(f"policy.attention_budget={self.attention_budget} must be positive, or None")
@@ -155,13 +163,13 @@ class PolicyConfig:
                     f"config.json: {key}=true is not supported for model_type={kind}; no family here has it"
                 )
         for key in _WHOLE:
-            if hf.get(key) is not None and (isinstance(hf[key], bool) or not isinstance(hf[key], int) or hf[key] < 1):
+            if hf.get(key) is not None and not is_count(hf[key]):
                 raise ValueError(f"config.json: {key}={hf[key]!r} must be a whole number of at least 1")
         for key in ("rope_parameters", "rope_scaling"):
             if not isinstance(hf.get(key), Mapping | None):
                 raise ValueError(f"config.json: {key}={hf[key]!r} must be an object or null")
         for key in ("rope_theta", "rms_norm_eps"):
-            if hf.get(key) is not None and (isinstance(hf[key], bool) or not isinstance(hf[key], int | float)):
+            if hf.get(key) is not None and not is_number(hf[key]):
                 raise ValueError(f"config.json: {key}={hf[key]!r} must be a number")
         _refuse_windows(hf)
         n_heads = hf["num_attention_heads"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from seal_jax.gguf_header import GGUFHeader, TensorInfo, read_gguf_header
 from seal_jax.policy import weights
-from seal_jax.policy.config import Llama3Rope, Params, PolicyConfig
+from seal_jax.policy.config import Llama3Rope, Params, PolicyConfig, is_number
 from seal_jax.policy.model import rope_inverse_frequencies
 
 _TOP = {"embed_vd": "token_embd.weight", "final_norm_d": "output_norm.weight", "head_dv": "output.weight"}
@@ -118,7 +118,7 @@ def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyC
         found = get(key, default)
         if found is None:
             header.require(f"{arch}.{key}")
-        if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0:
+        if not is_number(found) or not found > 0:
             raise ValueError(f"{name}: {arch}.{key}={found!r} must be a number above 0; convert the file again")
         return found
 
