@@ -6,7 +6,8 @@ Everything that can be refused is refused here, before anything compiles.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,7 +213,7 @@ def build_learner(config: ConfigDict, policy: Policy, mesh: Mesh | None, *, turn
 def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
     """The tasks of an evaluated split: config.eval.<split> of them (-1: all), of one category if config.eval.category.
 
-    A part of a split is taken evenly over it, so that every category and domain stays in.
+    A part of a split has its categories in equal numbers, and their domains (as far as they go).
     """
     wanted = config.eval[split]
     if wanted == 0:
@@ -227,7 +228,27 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
         raise ValueError(f"config.eval.category={config.eval.category!r} has no task in split {split!r}")
     if wanted > len(tasks):
         raise ValueError(f"config.eval.{split}={wanted} but there are {len(tasks)} such tasks; lower it or use -1")
-    return tasks if wanted < 0 else [tasks[i * len(tasks) // wanted] for i in range(wanted)]
+    return tasks if wanted < 0 else balanced(tasks, wanted)
+
+
+def balanced(tasks: Sequence[Task], wanted: int) -> list[Task]:
+    """`wanted` of the tasks, in their order: the categories take turns, and within a category its domains.
+
+    (Every n-th task would not do for any n: suites put categories and domains in a regular order.)
+    """
+
+    def take_turns(places: Sequence[int], key: Callable[[Task], Hashable]) -> list[int]:
+        """The places so ordered that the values of `key` take turns; a stable order among equals."""
+        seen: Counter[Hashable] = Counter()
+        turn = {}
+        for i in places:
+            turn[i] = seen[key(tasks[i])]
+            seen[key(tasks[i])] += 1
+        return sorted(places, key=lambda i: turn[i])
+
+    by_domain = take_turns(range(len(tasks)), lambda t: (t.category, t.domains))
+    chosen = take_turns(by_domain, lambda t: t.category)[:wanted]
+    return [tasks[i] for i in sorted(chosen)]
 
 
 def check_prompts(config: ConfigDict, tasks: Sequence[Task], collector: Collector) -> int:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax import main
-from seal_jax.assembly import build_mesh, build_suite, check_prompts, learner_settings, split_tasks
+from seal_jax.assembly import balanced, build_mesh, build_suite, check_prompts, learner_settings, split_tasks
 from seal_jax.chat.formats import get_format
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
@@ -127,6 +128,26 @@ def test_an_empty_split_is_named():
         ValueError, match="config.eval.test=-1 but the suite has no task in split 'test'.*suite_options"
     ):
         split_tasks(config, build_suite(config), "test")
+
+
+@pytest.mark.parametrize("split, size", [("test", 400), ("ood", 200), ("val", 100)])
+@pytest.mark.parametrize("wanted", [1, 3, 4, 8, 20, 40, 50, 80, 100])
+def test_a_part_of_a_split_holds_every_category_alike(split, size, wanted):
+    config = default_config()
+    suite = build_suite(config)
+    config.eval[split] = wanted
+    tasks = split_tasks(config, suite, split)
+    counts = Counter(t.category for t in tasks)
+    assert len({t.id for t in tasks}) == wanted and max(counts.values()) - min(counts.values()) <= 1
+    assert len(counts) == min(4, wanted) and len(suite.tasks(split)) == size
+    if wanted >= 40 and wanted < size:  # spread over the split's domains too
+        assert {d for t in tasks for d in t.domains} == {d for t in suite.tasks(split) for d in t.domains}
+
+
+def test_a_part_larger_than_a_category_takes_the_rest_from_the_others():
+    tasks = [SimpleNamespace(category=c, domains=("x",), i=i) for i, c in enumerate("aaaaabb")]
+    assert [t.i for t in balanced(tasks, 6)] == [0, 1, 2, 3, 5, 6]
+    assert balanced(tasks, 7) == tasks
 
 
 def test_a_suffix_without_room_for_a_message_is_refused():
