@@ -25,7 +25,7 @@ from seal_jax.chat.official import DECODERS
 from seal_jax.envs.base import Suite
 from seal_jax.evaluation.results import EVIDENCE_FILE, Results, read_results, result_files
 from seal_jax.evaluation.scores import Scored, evidence_record, score, suite_for, summarise
-from seal_jax.types import LABELS, PROTOCOLS, Task
+from seal_jax.types import PROTOCOLS, SUCCESS_LABELS, Task
 
 _SUMMARY_FILE = "summary.json"
 
@@ -54,8 +54,9 @@ def print_report(summary: Mapping[str, Any], scored: Sequence[Scored]) -> None:
     row("strict abstention %", "strict_abstention", _percent)
     row("  abstain turns", "abstain_turns")
     table.add_section()
-    row("turns", "turns")
-    for label in LABELS:
+    row("turns reached", "turns")
+    row("  not reached", "turns_not_reached")
+    for label in columns["all"]["labels"]:
         table.add_row(f"  {label} %", *(_percent(c["labels"][label]) for c in columns.values()))
     console.print(table)
     overall, each = summary["overall"], summary["per_task"]
@@ -82,6 +83,19 @@ def print_report(summary: Mapping[str, Any], scored: Sequence[Scored]) -> None:
         console.print(f"  {item['file']}:{item['line']}: {_printable(item['reason'])}", markup=False, soft_wrap=True)
     if len(broken) > 20:
         console.print(f"  ... and {len(broken) - 20} more (--out=DIR writes them all)")
+
+
+def print_failures(scored: Sequence[Scored], limit: int = 10) -> None:
+    """The first turn at fault of the first failed episodes, and why."""
+    failed = [row for row in scored if row.verdict is not None and not row.reward]
+    for row in failed[:limit]:
+        assert row.diagnosis is not None
+        at = next((i for i, x in enumerate(row.diagnosis.labels) if x.label not in SUCCESS_LABELS), None)
+        fault = "no turn at fault" if at is None else f"turn {at}: {row.diagnosis.labels[at].label}"
+        why = "" if at is None else row.diagnosis.labels[at].evidence
+        print(_printable(f"  {row.task.id}: {row.reason}; {fault}" + (f": {why}" if why else "")))
+    if len(failed) > limit:
+        print(f"  ... and {len(failed) - limit} more")
 
 
 def _percent(rate: float | None) -> str:
@@ -187,8 +201,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 file.write(json.dumps(evidence_record(row), ensure_ascii=False) + "\n")
         (folder / _SUMMARY_FILE).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     print_report(summary, scored)
+    print("failed episodes, each with its first turn at fault:")
+    print_failures(scored)
     if folder is not None:
         print(f"evidence for every turn: {folder / EVIDENCE_FILE}; all numbers: {folder / _SUMMARY_FILE}")
+    else:
+        print("--out=DIR writes the evidence for every turn, and all numbers")
     return summary
 
 

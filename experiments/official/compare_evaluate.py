@@ -16,6 +16,7 @@ since it keeps its tools' state between two checks in one process. Prints one li
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -146,8 +147,15 @@ def by_package(folder: Path) -> dict[str, str]:
     return reasons
 
 
-def compare(n_tasks: int, out: Path, *, seed: int = 0, chats: Sequence[str] = tuple(DECODER_OF_CHAT)) -> list[str]:
-    """The disagreements, one line each; writes its files to `out` and prints the counts."""
+def compare(
+    n_tasks: int,
+    out: Path,
+    *,
+    seed: int = 0,
+    chats: Sequence[str] = tuple(DECODER_OF_CHAT),
+    write_only: bool = False,
+) -> list[str]:
+    """The disagreements, one line each; writes its files to `out` and prints the counts (or where the files are)."""
     suite = suite_for("bfcl", "official")
     tasks = all_tasks(suite)
     disagreements = []
@@ -161,6 +169,9 @@ def compare(n_tasks: int, out: Path, *, seed: int = 0, chats: Sequence[str] = tu
         with (place / f"BFCL_v4_multi_turn_{spare.category}_result.json").open("a") as file:
             # as the package notes an episode that its own code could not finish
             file.write(json.dumps({"id": spare.id, "result": "Error during inference: timed out"}) + "\n")
+        if write_only:
+            print(place)
+            continue
         read = read_results([place], tasks, decoder=decoder)
         ours = {row.task.id: row.reason for row in score(lambda _: suite, [*chosen, spare], read)}
         theirs = by_package(folder)
@@ -178,7 +189,11 @@ if __name__ == "__main__":
     parser.add_argument("--tasks", type=int, default=200, help="tasks per decoder, at most 799 (default: 200)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True, help="folder for the result and score files")
+    parser.add_argument("--write-only", action="store_true", help="write the result files, run nothing")
     args = parser.parse_args()
-    found = compare(args.tasks, args.out.resolve(), seed=args.seed)
-    print("\n".join(found) or "no disagreement")
+    if not args.write_only and importlib.util.find_spec("qwen_agent") is None:
+        sys.exit("the whole bfcl-eval is needed to compare (see --help); --write-only writes the files without it")
+    found = compare(args.tasks, args.out.resolve(), seed=args.seed, write_only=args.write_only)
+    if not args.write_only:
+        print("\n".join(found) or "no disagreement")
     sys.exit(bool(found))

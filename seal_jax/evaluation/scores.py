@@ -62,10 +62,12 @@ def score(suites: Callable[[str], Suite], asked: Sequence[Task], read: Results) 
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 def column(rows: Sequence[Scored]) -> dict[str, Any]:
-    """The numbers of one category, or of all. Rates in 0..1; label rates are shares of the turns of readable lines."""
+    """The numbers of one category, or of all. Rates in 0..1; label rates are shares of the turns that were reached, and
+    "not_reached" counts the others beside them."""
     n, solved = len(rows), int(sum(row.reward for row in rows))
     turns = [turn for row in rows for turn in row.turns]
-    labels = Counter(label for _, label in turns)
+    reached = [label for evidence, label in turns if evidence.reached]
+    labels = Counter(reached)
     abstain = [evidence for evidence, _ in turns if evidence.abstain and evidence.reached]
     quiet = sum(not any(step.calls for step in evidence.steps) for evidence in abstain)
     rate = solved / n if n else math.nan
@@ -76,8 +78,9 @@ def column(rows: Sequence[Scored]) -> dict[str, Any]:
         "stderr": math.sqrt(rate * (1 - rate) / n) if n else math.nan,
         "missing": sum(row.reason == "missing" for row in rows),
         "broken": sum(row.reason in ("inference_error", "broken_line") for row in rows),
-        "turns": len(turns),
-        "labels": {label: labels[label] / len(turns) if turns else math.nan for label in LABELS},
+        "turns": len(reached),
+        "turns_not_reached": len(turns) - len(reached),
+        "labels": {k: labels[k] / len(reached) if reached else math.nan for k in LABELS if k != "not_reached"},
         "abstain_turns": len(abstain),
         "strict_abstention": quiet / len(abstain) if abstain else math.nan,
         "reasons": dict(Counter(row.reason for row in rows).most_common()),

@@ -137,8 +137,9 @@ def test_failures_are_labelled_and_abstention_is_counted_apart(suite, run, tmp_p
     )
     summary, rows, _ = run([decoded(suite, task, lambda turns: turns[:1])], f"--ids={tmp_path / 'ids.txt'}")
     assert rows[task.id]["reason"] == "force_terminated" and rows[task.id]["turns"][-1]["label"] == "not_reached"
-    assert summary["per_task"]["labels"]["not_reached"] == pytest.approx(1 - 1 / len(task.turns))
-    assert list(summary["per_task"]["labels"]) == list(LABELS)
+    assert (summary["per_task"]["turns"], summary["per_task"]["turns_not_reached"]) == (1, len(task.turns) - 1)
+    assert sum(summary["per_task"]["labels"].values()) == pytest.approx(1.0)  # of the turns that happened
+    assert list(summary["per_task"]["labels"]) == [label for label in LABELS if label != "not_reached"]
 
 
 def test_evidence_says_what_was_done_and_what_was_due(suite, run):
