@@ -68,6 +68,9 @@ _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Fold
 
 
 def main(argv: list[str]) -> None:
+    if not str(_WORKDIR.value).strip():
+        print("error: --workdir is empty; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
+        sys.exit(2)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
     # Imported late, so that --help and a misspelt flag answer at once.

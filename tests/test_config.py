@@ -322,6 +322,12 @@ def test_the_command_line_answers_in_one_line(tmp_path, flag, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_an_empty_workdir_is_refused():
+    done = run_main("--config=configs/quickstart.py", "--workdir=")
+    assert done.returncode == 2
+    assert done.stderr == "error: --workdir is empty; name a folder, e.g. --workdir=runs/quickstart\n"
+
+
 @pytest.mark.parametrize(
     "recipe, message",
     [
