@@ -10,6 +10,7 @@ may take an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -109,18 +110,50 @@ def run() -> None:
 def parse(argv: list[str]) -> list[str]:
     """absl's flag parser, with one line instead of a traceback for a recipe or a setting that is not there."""
     try:
-        return app.parse_flags_with_usage(argv)
+        return flags.FLAGS(argv)
     except RecipeError as error:
         if "--showtraceback" in argv:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (AttributeError, KeyError, ValueError, TypeError, OSError) as error:
-        what = " ".join(str(error).split()).strip("\"'")
-        if isinstance(error, AttributeError | KeyError):
-            what = f"unknown setting {what!r}"
-        print(f"error: {what} (in {' '.join(argv[1:])}); seal_jax/config.py lists every setting", file=sys.stderr)
-        sys.exit(2)
+        what = str(error)
+    except flags.UnrecognizedFlagError as error:
+        what = " ".join(str(error).split())
+        if _is_setting(error.flagname):
+            what = f"unknown flag --{error.flagname}; did you mean --config.{error.flagname}?"
+    except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
+        what = _misspelt(argv) or f"{' '.join(str(error).split())} (in {' '.join(argv[1:])})"
+        what = what if isinstance(error, flags.Error) else f"{what}; seal_jax/config.py lists every setting"
+    print(f"error: {what}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_setting(name: str) -> bool:
+    from seal_jax.config import default_config, lookup
+
+    try:
+        lookup(default_config(), name)
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _misspelt(argv: list[str]) -> str | None:
+    """What is wrong with the names of the settings in a command that did not parse; None if all are settings."""
+    from seal_jax.config import OPEN, default_config
+
+    names = [a.lstrip("-").split("=")[0].removeprefix("config.") for a in argv[1:] if a.lstrip("-")[:7] == "config."]
+    for name in names:
+        mapping = next((m for m in OPEN if name.startswith(f"{m}.")), None)
+        if mapping is not None:
+            return f"config.{name} is no flag: entries of config.{mapping} that the recipe has not are set in a recipe"
+        if not _is_setting(name):
+            close = difflib.get_close_matches(name, _names(default_config()), n=1)
+            return f"unknown setting config.{name}" + (f"; did you mean config.{close[0]}?" if close else "")
+    return None
+
+
+def _names(config: ConfigDict, prefix: str = "") -> list[str]:
+    nested = [_names(v, f"{prefix}{k}.") for k, v in config.items() if isinstance(v, ConfigDict)]
+    return [f"{prefix}{k}" for k in config] + [name for names in nested for name in names]
 
 
 if __name__ == "__main__":

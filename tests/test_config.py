@@ -311,7 +311,9 @@ def run_main(*args):
 @pytest.mark.parametrize(
     "flag, message",
     [
-        ("--config.loss.clip=0.1", "unknown setting 'clip'"),
+        ("--config.loss.clip=0.1", "unknown setting config.loss.clip; did you mean config.loss.clip_low?"),
+        ("--rounds=3", "unknown flag --rounds; did you mean --config.rounds?"),
+        ("--config.loss.utility.pass=2", "entries of config.loss.utility that the recipe has not are set in a recipe"),
         ("--config.rollouts=1", "config.rollouts=1"),
     ],
 )
@@ -320,6 +322,20 @@ def test_the_command_line_answers_in_one_line(tmp_path, flag, message):
     last = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(last) == 1 and last[0].startswith("error: ") and message in last[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--config.round=2", "unknown setting config.round; did you mean config.rounds?"),
+        ("--config.seed.x=2", "unknown setting config.seed.x; did you mean config.seed?"),
+        ("--config.qqqqqq=2", "unknown setting config.qqqqqq"),
+        ("--config.interface.activate.pass=0.1", "config.interface.activate.pass is no flag: entries of config.inter"),
+        ("--config.rounds=2", "None"),
+    ],
+)
+def test_the_name_of_a_setting_is_checked(flag, message):
+    assert str(main._misspelt(["main", "--config=x.py", "--workdir=x", flag])).startswith(message)
 
 
 def test_an_empty_workdir_is_refused():
