@@ -96,15 +96,36 @@ def main(argv: list[str]) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    with job:
-        {"train": train, "eval": evaluate_only}[_MODE.value](job)
+    saved = None
+    try:
+        with job:
+            try:
+                if _MODE.value == "eval" and job.checkpoints.latest() is None:
+                    job.progress.message(f"no checkpoint in {job.workdir}: evaluating the starting policy")
+                {"train": train, "eval": evaluate_only}[_MODE.value](job)
+            except KeyboardInterrupt:
+                saved = job.checkpoints.latest()
+                raise
+    except KeyboardInterrupt:
+        if flags.FLAGS.showtraceback:
+            raise
+        now = "in the evaluation" if _MODE.value == "eval" else f"after round {job.round} of {job.config.rounds}"
+        kept = "no checkpoint yet" if saved is None else f"checkpoint of round {saved}"
+        print(f"interrupted {now}; {kept} in {job.workdir}; the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
 
 
 def run() -> None:
     """Entry point of the `seal-jax` command."""
     flags.DEFINE_bool("showtraceback", False, "Show the whole traceback of a configuration error.")
     flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main, flags_parser=parse)
+    try:
+        app.run(main, flags_parser=parse)
+    except KeyboardInterrupt:
+        if "--showtraceback" in sys.argv:
+            raise
+        print("interrupted before the run began; the same command starts it", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse(argv: list[str]) -> list[str]:

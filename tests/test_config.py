@@ -425,6 +425,34 @@ def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatc
     assert err.startswith("error: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("saved, kept", [(None, "no checkpoint yet"), (2, "checkpoint of round 2")])
+def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys, saved, kept):
+    class Run:
+        def __init__(self, config, workdir):
+            self.config, self.workdir, self.round = config, workdir, 3
+            self.checkpoints = SimpleNamespace(latest=lambda: saved)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+    def train(run):
+        raise KeyboardInterrupt
+
+    for name, value in {"CONFIG": default_config(), "WORKDIR": tmp_path, "MODE": "train", "CACHE": ""}.items():
+        monkeypatch.setattr(main, f"_{name}", SimpleNamespace(value=value))
+    monkeypatch.setattr(main, "flags", SimpleNamespace(FLAGS=SimpleNamespace(showtraceback=False)))
+    monkeypatch.setattr("seal_jax.run.Run", Run)
+    monkeypatch.setattr("seal_jax.loop.train", train)
+    with pytest.raises(SystemExit) as end:
+        main.main([])
+    assert end.value.code == 130
+    told = f"interrupted after round 3 of 10; {kept} in {tmp_path}; the same command goes on from there\n"
+    assert capsys.readouterr().err == told
+
+
 def test_help_explains_the_flags():
     done = run_main("--help")
     assert "--config.rounds=20" in done.stdout and "--workdir" in done.stdout
