@@ -48,6 +48,8 @@ def load_recipe(argument: str) -> ConfigDict:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}: line {lines[-1]}" if lines else path
         what = " ".join(str(error).split()).split(" Other fields present")[0].replace("'Key ", "Key ")
+        if isinstance(error, ValueError) and Path(path).name in what:
+            raise RecipeError(what) from error  # it names the file itself
         raise RecipeError(f"{where}: {type(error).__name__}: {what}") from error
     if not isinstance(config, ConfigDict):
         raise RecipeError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")

@@ -375,7 +375,7 @@ def test_a_recipe_that_does_not_load_is_one_line(tmp_path, recipe, message):
 def test_a_recipe_that_is_a_folder_or_lacks_its_argument_is_one_line(tmp_path):
     with pytest.raises(main.RecipeError, match="is a folder"):
         main.load_recipe(str(tmp_path))
-    with pytest.raises(main.RecipeError, match="configs/quickstart.py:foo is not known; choose cloned or scratch$"):
+    with pytest.raises(main.RecipeError, match="^configs/quickstart.py:foo is not known; choose cloned or scratch$"):
         main.load_recipe(str(ROOT / "configs/quickstart.py:foo"))
 
 
