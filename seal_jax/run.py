@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
 from seal_jax.chat.official import DECODER_OF_CHAT
-from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
+from seal_jax.checkpoints import Checkpoints, check_workdir, drop_workdir, hold_workdir, write_config
 from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
@@ -49,10 +49,13 @@ class Run:
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
         assembly.check_settings(config)
+        new = not workdir.exists()
         self._lock = hold_workdir(workdir)
         try:
             self._build(config, workdir)
         except BaseException:
+            if new:
+                drop_workdir(workdir)
             self._lock.close()
             raise
 

@@ -13,6 +13,7 @@ from configs import bfcl, quickstart, toolbox
 from seal_jax import main
 from seal_jax.assembly import balanced, build_mesh, build_suite, check_prompts, learner_settings, split_tasks
 from seal_jax.chat.formats import get_format
+from seal_jax.checkpoints import drop_workdir
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
 from seal_jax.run import Run
@@ -212,6 +213,27 @@ def test_bad_settings_of_the_parts_are_refused_before_the_policy_is_made(tmp_pat
         Run(config, tmp_path / "run")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_is_refused_leaves_no_workdir_that_it_made(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ValueError("bad weights")
+
+    monkeypatch.setattr("seal_jax.assembly.starting_policy", refuse)
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(ValueError, match="bad weights"):
+            Run(default_config(), tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_start_that_fails_late_keeps_its_starting_policy(tmp_path):
+    for path in ("run/config.json", "run/.lock", "run/start/model", "run/checkpoints/x"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "run/checkpoints/x").unlink()
+    drop_workdir(tmp_path / "run")
+    assert (tmp_path / "run/config.json").exists() and (tmp_path / "run/start/model").exists()
 
 
 def test_a_cosine_ends_with_the_run():
