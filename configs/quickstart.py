@@ -56,4 +56,5 @@ def get_config(start: str = "cloned") -> ConfigDict:
     c.learner.prompts_per_micro = 2
 
     c.eval.test, c.eval.ood = -1, -1
+    c.checkpoint.every = 2  # a save takes a fraction of a round; an interrupted run loses little
     return c

@@ -9,6 +9,7 @@ validation of a resumed run has to beat the real best before that may go.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -292,6 +293,19 @@ def hold_workdir(workdir: str | Path) -> IO[str]:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+def drop_workdir(workdir: str | Path, results: Sequence[str] = ("checkpoints", "start")) -> None:
+    """Removes the workdir that a start made before it failed; not if it holds results (see `check_workdir`)."""
+    folder = Path(workdir)
+    with contextlib.suppress(OSError):  # of rmdir: something is in there
+        for name in results:
+            if (folder / name).is_dir():
+                (folder / name).rmdir()
+        if all(path.name in ("config.json", ".lock") for path in folder.iterdir()):
+            for path in folder.iterdir():
+                path.unlink()
+            folder.rmdir()
 
 
 def check_workdir(

@@ -10,6 +10,7 @@ may take an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
@@ -47,6 +48,8 @@ def load_recipe(argument: str) -> ConfigDict:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         where = f"{path}: line {lines[-1]}" if lines else path
         what = " ".join(str(error).split()).split(" Other fields present")[0].replace("'Key ", "Key ")
+        if isinstance(error, ValueError) and Path(path).name in what:
+            raise RecipeError(what) from error  # it names the file itself
         raise RecipeError(f"{where}: {type(error).__name__}: {what}") from error
     if not isinstance(config, ConfigDict):
         raise RecipeError(f"{path}: get_config() returned {type(config).__name__}, not a ConfigDict")
@@ -68,6 +71,9 @@ _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Fold
 
 
 def main(argv: list[str]) -> None:
+    if not str(_WORKDIR.value).strip():
+        print("error: --workdir is empty; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
+        sys.exit(2)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
     # Imported late, so that --help and a misspelt flag answer at once.
@@ -92,32 +98,85 @@ def main(argv: list[str]) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    with job:
-        {"train": train, "eval": evaluate_only}[_MODE.value](job)
+    saved = None
+    try:
+        with job:
+            try:
+                if _MODE.value == "eval" and job.checkpoints.latest() is None:
+                    job.progress.message(f"no checkpoint in {job.workdir}: evaluating the starting policy")
+                {"train": train, "eval": evaluate_only}[_MODE.value](job)
+            except KeyboardInterrupt:
+                saved = job.checkpoints.latest()
+                raise
+    except KeyboardInterrupt:
+        if flags.FLAGS.showtraceback:
+            raise
+        now = "in the evaluation" if _MODE.value == "eval" else f"after round {job.round} of {job.config.rounds}"
+        kept = "no checkpoint yet" if saved is None else f"checkpoint of round {saved}"
+        print(f"interrupted {now}; {kept} in {job.workdir}; the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
 
 
 def run() -> None:
     """Entry point of the `seal-jax` command."""
     flags.DEFINE_bool("showtraceback", False, "Show the whole traceback of a configuration error.")
     flags.mark_flags_as_required(["config", "workdir"])
-    app.run(main, flags_parser=parse)
+    try:
+        app.run(main, flags_parser=parse)
+    except KeyboardInterrupt:
+        if "--showtraceback" in sys.argv:
+            raise
+        print("interrupted before the run began; the same command starts it", file=sys.stderr)
+        sys.exit(130)
 
 
 def parse(argv: list[str]) -> list[str]:
     """absl's flag parser, with one line instead of a traceback for a recipe or a setting that is not there."""
     try:
-        return app.parse_flags_with_usage(argv)
+        return flags.FLAGS(argv)
     except RecipeError as error:
         if "--showtraceback" in argv:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except (AttributeError, KeyError, ValueError, TypeError, OSError) as error:
-        what = " ".join(str(error).split()).strip("\"'")
-        if isinstance(error, AttributeError | KeyError):
-            what = f"unknown setting {what!r}"
-        print(f"error: {what} (in {' '.join(argv[1:])}); seal_jax/config.py lists every setting", file=sys.stderr)
-        sys.exit(2)
+        what = str(error)
+    except flags.UnrecognizedFlagError as error:
+        what = " ".join(str(error).split())
+        if _is_setting(error.flagname):
+            what = f"unknown flag --{error.flagname}; did you mean --config.{error.flagname}?"
+    except (flags.Error, AttributeError, KeyError, ValueError, TypeError, OSError) as error:
+        what = _misspelt(argv) or f"{' '.join(str(error).split())} (in {' '.join(argv[1:])})"
+        what = what if isinstance(error, flags.Error) else f"{what}; seal_jax/config.py lists every setting"
+    print(f"error: {what}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_setting(name: str) -> bool:
+    from seal_jax.config import default_config, lookup
+
+    try:
+        lookup(default_config(), name)
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return True
+
+
+def _misspelt(argv: list[str]) -> str | None:
+    """What is wrong with the names of the settings in a command that did not parse; None if all are settings."""
+    from seal_jax.config import OPEN, default_config
+
+    names = [a.lstrip("-").split("=")[0].removeprefix("config.") for a in argv[1:] if a.lstrip("-")[:7] == "config."]
+    for name in names:
+        mapping = next((m for m in OPEN if name.startswith(f"{m}.")), None)
+        if mapping is not None:
+            return f"config.{name} is no flag: entries of config.{mapping} that the recipe has not are set in a recipe"
+        if not _is_setting(name):
+            close = difflib.get_close_matches(name, _names(default_config()), n=1)
+            return f"unknown setting config.{name}" + (f"; did you mean config.{close[0]}?" if close else "")
+    return None
+
+
+def _names(config: ConfigDict, prefix: str = "") -> list[str]:
+    nested = [_names(v, f"{prefix}{k}.") for k, v in config.items() if isinstance(v, ConfigDict)]
+    return [f"{prefix}{k}" for k in config] + [name for names in nested for name in names]
 
 
 if __name__ == "__main__":

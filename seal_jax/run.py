@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from seal_jax import assembly
 from seal_jax.chat.formats import reasoning_rewrites
 from seal_jax.chat.official import DECODER_OF_CHAT
-from seal_jax.checkpoints import Checkpoints, check_workdir, hold_workdir, write_config
+from seal_jax.checkpoints import Checkpoints, check_workdir, drop_workdir, hold_workdir, write_config
 from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
@@ -31,6 +31,7 @@ from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
 from seal_jax.telemetry.compare import compare
 from seal_jax.telemetry.figures import draw
 from seal_jax.telemetry.progress import Progress, closing_table
+from seal_jax.telemetry.recorder import read_jsonl
 from seal_jax.types import Diagnosis, Protocol, Task, Trajectory, TurnLabel, Verdict
 
 #: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
@@ -48,10 +49,13 @@ class Run:
     def __init__(self, config: ConfigDict, workdir: Path):
         self.config, self.workdir = config, workdir
         assembly.check_settings(config)
+        new = not workdir.exists()
         self._lock = hold_workdir(workdir)
         try:
             self._build(config, workdir)
         except BaseException:
+            if new:
+                drop_workdir(workdir)
             self._lock.close()
             raise
 
@@ -97,6 +101,7 @@ class Run:
         self.reported_round = self.round  # whose parameters the report evaluates; see take_best
         if saved is not None:
             self._restore()
+        lost = list(read_jsonl(workdir / "metrics.jsonl")) if saved is None else []
         # The record is cut and the config rewritten only now: a start that fails leaves both as they were.
         self.recorder = RunRecorder(
             workdir,
@@ -110,7 +115,11 @@ class Run:
         self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
         self.timer.on_phase = self.progress.phase
         if self.round:
-            self.progress.message(f"resumed from {workdir} after round {self.round}")
+            self.progress.message(f"resumed from {workdir} after round {self.round} of {config.rounds}")
+        if lost:
+            rounds = len({x.get("round") for x in lost if x.get("kind") == "train"})
+            what = f"the records of {rounds} round{'' if rounds == 1 else 's'} are replaced"
+            self.progress.message(f"no checkpoint in {workdir} yet: starting at round 0 ({what})")
 
     # --- the state -----------------------------------------------------------------------------------------------
     def save(self) -> None:

@@ -13,6 +13,7 @@ from configs import bfcl, quickstart, toolbox
 from seal_jax import main
 from seal_jax.assembly import balanced, build_mesh, build_suite, check_prompts, learner_settings, split_tasks
 from seal_jax.chat.formats import get_format
+from seal_jax.checkpoints import drop_workdir
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
 from seal_jax.run import Run
@@ -214,6 +215,27 @@ def test_bad_settings_of_the_parts_are_refused_before_the_policy_is_made(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+def test_a_start_that_is_refused_leaves_no_workdir_that_it_made(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise ValueError("bad weights")
+
+    monkeypatch.setattr("seal_jax.assembly.starting_policy", refuse)
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(ValueError, match="bad weights"):
+            Run(default_config(), tmp_path / name)
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_start_that_fails_late_keeps_its_starting_policy(tmp_path):
+    for path in ("run/config.json", "run/.lock", "run/start/model", "run/checkpoints/x"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (tmp_path / "run/checkpoints/x").unlink()
+    drop_workdir(tmp_path / "run")
+    assert (tmp_path / "run/config.json").exists() and (tmp_path / "run/start/model").exists()
+
+
 def test_a_cosine_ends_with_the_run():
     config = default_config()
     config.optimizer.schedule, config.rounds, config.learner.minibatches = "cosine", 5, 2
@@ -311,7 +333,9 @@ def run_main(*args):
 @pytest.mark.parametrize(
     "flag, message",
     [
-        ("--config.loss.clip=0.1", "unknown setting 'clip'"),
+        ("--config.loss.clip=0.1", "unknown setting config.loss.clip; did you mean config.loss.clip_low?"),
+        ("--rounds=3", "unknown flag --rounds; did you mean --config.rounds?"),
+        ("--config.loss.utility.pass=2", "entries of config.loss.utility that the recipe has not are set in a recipe"),
         ("--config.rollouts=1", "config.rollouts=1"),
     ],
 )
@@ -320,6 +344,26 @@ def test_the_command_line_answers_in_one_line(tmp_path, flag, message):
     last = done.stderr.strip().splitlines()
     assert done.returncode == 2 and len(last) == 1 and last[0].startswith("error: ") and message in last[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--config.round=2", "unknown setting config.round; did you mean config.rounds?"),
+        ("--config.seed.x=2", "unknown setting config.seed.x; did you mean config.seed?"),
+        ("--config.qqqqqq=2", "unknown setting config.qqqqqq"),
+        ("--config.interface.activate.pass=0.1", "config.interface.activate.pass is no flag: entries of config.inter"),
+        ("--config.rounds=2", "None"),
+    ],
+)
+def test_the_name_of_a_setting_is_checked(flag, message):
+    assert str(main._misspelt(["main", "--config=x.py", "--workdir=x", flag])).startswith(message)
+
+
+def test_an_empty_workdir_is_refused():
+    done = run_main("--config=configs/quickstart.py", "--workdir=")
+    assert done.returncode == 2
+    assert done.stderr == "error: --workdir is empty; name a folder, e.g. --workdir=runs/quickstart\n"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +397,7 @@ def test_a_recipe_that_does_not_load_is_one_line(tmp_path, recipe, message):
 def test_a_recipe_that_is_a_folder_or_lacks_its_argument_is_one_line(tmp_path):
     with pytest.raises(main.RecipeError, match="is a folder"):
         main.load_recipe(str(tmp_path))
-    with pytest.raises(main.RecipeError, match="configs/quickstart.py:foo is not known; choose cloned or scratch$"):
+    with pytest.raises(main.RecipeError, match="^configs/quickstart.py:foo is not known; choose cloned or scratch$"):
         main.load_recipe(str(ROOT / "configs/quickstart.py:foo"))
 
 
@@ -401,6 +445,34 @@ def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatc
     assert end.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("saved, kept", [(None, "no checkpoint yet"), (2, "checkpoint of round 2")])
+def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys, saved, kept):
+    class Run:
+        def __init__(self, config, workdir):
+            self.config, self.workdir, self.round = config, workdir, 3
+            self.checkpoints = SimpleNamespace(latest=lambda: saved)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            pass
+
+    def train(run):
+        raise KeyboardInterrupt
+
+    for name, value in {"CONFIG": default_config(), "WORKDIR": tmp_path, "MODE": "train", "CACHE": ""}.items():
+        monkeypatch.setattr(main, f"_{name}", SimpleNamespace(value=value))
+    monkeypatch.setattr(main, "flags", SimpleNamespace(FLAGS=SimpleNamespace(showtraceback=False)))
+    monkeypatch.setattr("seal_jax.run.Run", Run)
+    monkeypatch.setattr("seal_jax.loop.train", train)
+    with pytest.raises(SystemExit) as end:
+        main.main([])
+    assert end.value.code == 130
+    told = f"interrupted after round 3 of 10; {kept} in {tmp_path}; the same command goes on from there\n"
+    assert capsys.readouterr().err == told
 
 
 def test_help_explains_the_flags():

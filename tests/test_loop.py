@@ -169,6 +169,16 @@ def test_a_workdir_of_another_config_is_refused(straight):
         train(toy(rollouts=4), straight[0])
 
 
+def test_a_start_over_and_a_resume_are_told(straight, tmp_path, capsys):
+    workdir = shutil.copytree(straight[0], tmp_path / "copy")
+    Run(toy(), workdir).__exit__()
+    assert f"resumed from {workdir} after round 2 of 2" in capsys.readouterr().out
+    shutil.rmtree(workdir / "checkpoints")
+    Run(toy(), workdir).__exit__()
+    told = f"no checkpoint in {workdir} yet: starting at round 0 (the records of 2 rounds are replaced)"
+    assert told in capsys.readouterr().out
+
+
 def test_a_second_process_on_a_live_workdir_is_refused(straight):
     with hold_workdir(straight[0]), pytest.raises(ValueError, match="is in use by another process"):
         Run(toy(), straight[0])
