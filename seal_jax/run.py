@@ -273,6 +273,8 @@ class Run:
             for s, after in self.after.items()
             if s not in same
         ]
+        if not self.after:
+            notes += [f"{s}: {_mean(o):.1%} of {len(o)} tasks, the starting policy" for s, o in self.before.items()]
         best = self.checkpoints.best
         summary = {
             "round": self.round,

@@ -261,9 +261,9 @@ def closing_table(
         cost.append(f"{compilations} compiled programs")
     if peak_mib is not None:
         cost.append(f"peak memory {peak_mib / 1024:.2f} GiB")
-    text = Text("difference in points, ± standard error of the paired difference over tasks\n", style="dim")
-    text.append("; ".join(cost), style="default")
-    return Group(table, text, *(Text(note) for note in notes))
+    legend = Text("difference in points, ± standard error of the paired difference over tasks", style="dim")
+    compared = (table, legend) if comparisons else ()
+    return Group(*compared, Text("; ".join(cost)), *(Text(note) for note in notes))
 
 
 def _finite(value: Any) -> TypeGuard[float]:

@@ -179,3 +179,10 @@ def test_closing_table():
     assert "+50.0 ± 18.9" in text and "+0.0 ± 0.0" in text and "miss func" in text
     assert "wall time 1:02:05; rollout 70%, update 30%; 9 compiled programs; peak memory 2.00 GiB" in text
     assert "warm start: 12% of the time" in text
+
+
+def test_a_run_that_compares_nothing_ends_without_an_empty_table():
+    console = Console(file=io.StringIO(), width=100)
+    console.print(closing_table({}, wall_s=61.0, notes=["test: 0.0% of 20 tasks, the starting policy"]))
+    shown = console.file.getvalue()
+    assert "before" not in shown and "wall time 1:01" in shown and "0.0% of 20 tasks" in shown
