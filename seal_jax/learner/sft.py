@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from seal_jax.learner.batch import Batch, Buckets, make_batch, take
 from seal_jax.learner.metrics import Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, make_optimizer
-from seal_jax.learner.update import Params, TokenLogp, TrainState, init_state, state_shardings
+from seal_jax.learner.programs import Params, TokenLogp, TrainState, init_state, state_shardings
 from seal_jax.policy.model import token_logp
 from seal_jax.policy.sharding import batch_sharding, check_batch
 from seal_jax.types import Trajectory

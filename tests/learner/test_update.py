@@ -13,7 +13,8 @@ import pytest
 from seal_jax.learner.batch import Buckets, make_batch
 from seal_jax.learner.loss import LossSettings, denominators, seal_loss
 from seal_jax.learner.optimizer import OptimizerSettings, make_optimizer
-from seal_jax.learner.update import Learner, UpdateSettings, init_state, own_buffers
+from seal_jax.learner.programs import init_state, own_buffers
+from seal_jax.learner.update import Learner, UpdateSettings
 from seal_jax.learner.utility import utility_vector
 from seal_jax.types import LABELS
 
@@ -218,7 +219,7 @@ def test_second_update_compiles_nothing():
         batch = some_batch(tuple(sizes), seed=r, buckets=two)
         one.update(batch, round=r, utility_z=RHO * (1 - 0.1 * r))
         seen.append(one.compilations)
-    assert seen[-1] == {"score": 2, "zeros": 1, "weight_mass": 2, "accumulate": 2, "norm": 1, "apply": 1}
+    assert seen[-1] == {"score": 2, "zeros": 1, "mass": 2, "accumulate": 2, "norm": 1, "apply": 1}
     assert seen[1] == seen[-1]
 
 
