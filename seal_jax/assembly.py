@@ -37,6 +37,7 @@ from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
 from seal_jax.policy.sharding import make_mesh, param_shardings
+from seal_jax.policy.splash import LANES
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.rollout.episode import Limits, official_limits, render_prompt
@@ -117,14 +118,28 @@ def episode_limits(config: ConfigDict, **options: Any) -> Limits:
     return Limits(max_suffix_tokens=config.buckets.suffix[-1], **config.limits.to_dict(), **options)
 
 
-def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
-    """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
-    overrides = {
+def policy_overrides(config: ConfigDict, platform: str) -> dict[str, Any]:
+    """The fields of PolicyConfig that the run decides and not the checkpoint, on "cpu", "gpu" or "tpu"."""
+    attention = config.policy.attention
+    if attention == "auto":
+        fits = all(size % LANES == 0 for name in ("prompt", "suffix") for size in config.buckets[name])
+        attention = "splash" if platform == "tpu" and fits else "blockwise"
+    if attention == "splash" and platform != "tpu":
+        raise ValueError(
+            f"config.policy.attention='splash' is a kernel for TPUs and this is a {platform}; set it to 'auto'"
+        )
+    return {
         **config.policy.overrides.to_dict(),
         "compute_dtype": config.policy.compute_dtype,
         "remat": config.policy.remat,
         "head_chunk": config.policy.head_chunk,
+        "attention": attention,
     }
+
+
+def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
+    """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
+    overrides = policy_overrides(config, jax.default_backend())
     shardings = None if mesh is None else lambda policy: param_shardings(policy, mesh)
     start = workdir / "start"
     if config.policy.source == "gguf":

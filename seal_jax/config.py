@@ -45,6 +45,7 @@ def default_config() -> ConfigDict:
     c.policy.compute_dtype = "float32"  # "bfloat16" on TPU/GPU; master weights are float32 always
     c.policy.remat = "none"  # "none" or "block": recompute each block in the backward pass
     c.policy.head_chunk = 512  # positions whose logits exist at once
+    c.policy.attention = "auto"  # "blockwise", "splash" (a fused TPU kernel), or "auto": splash on TPUs
     c.policy.vocab_size = 1280  # of the tokenizer trained in place (source == "tiny")
 
     # Devices as data x fsdp x tensor; -1 = whatever is left. Every axis must divide what it shards.
@@ -166,6 +167,7 @@ def validate(config: ConfigDict) -> None:
     one_of(config, "policy.source", ("tiny", "hf", "gguf"))
     one_of(config, "policy.compute_dtype", ("float32", "bfloat16"))
     one_of(config, "policy.remat", ("none", "block"))
+    one_of(config, "policy.attention", ("auto", "blockwise", "splash"))
     one_of(config, "loss.reweight", REWEIGHTS)
     one_of(config, "loss.aggregation", AGGREGATIONS)
     one_of(config, "interface.placement", ("note", "inline"))

@@ -71,7 +71,10 @@ class PolicyConfig:
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "block"] = "none"  # "block": a layer's activations are recomputed in the backward pass
     head_chunk: int = 2048  # tokens whose logits exist at one time
-    attention_budget: int | None = None  # attention scores (elements) that exist at one time; None suits the backend
+    attention: Literal["blockwise", "splash"] = "blockwise"  # "splash": a fused kernel, on TPUs only
+    attention_budget: int | None = (
+        None  # blockwise: attention scores (elements) that exist at one time; None suits the backend
+    )
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_position",
@@ -96,6 +99,8 @@ class PolicyConfig:
             raise ValueError(f"policy.head_dim={self.head_dim} is odd; RoPE needs pairs")
         if self.compute_dtype not in ("float32", "bfloat16"):
             raise ValueError(f"policy.compute_dtype={self.compute_dtype!r} is not known; use 'float32' or 'bfloat16'")
+        if self.attention not in ("blockwise", "splash"):
+            raise ValueError(f"policy.attention={self.attention!r} is not known; use 'blockwise' or 'splash'")
         if self.remat not in ("none", "block"):
             raise ValueError(f"policy.remat={self.remat!r} is not known; use 'none' or 'block'")
 

@@ -35,13 +35,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from seal_jax.policy import splash
+from seal_jax.policy.attention import Past, attend
 from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shapes
 from seal_jax.policy.sharding import param_shardings
 
-#: Score of a key that may not be seen. Finite, so that a row without any real key stays free of NaN.
-_HIDDEN = -1e30
-#: Attention scores that exist at one time where the config leaves it open: a gigabyte, or what a CPU's caches like.
-_BUDGET, _CPU_BUDGET = 2**28, 2**24
 #: Trunks of so few layers are unrolled: compiling them does not take long.
 SHALLOW = 4
 
@@ -56,14 +54,6 @@ class KV(NamedTuple):
 
     keys: jax.Array
     values: jax.Array
-
-
-class _Past(NamedTuple):
-    """One layer's keys and values from before the present tokens, and which of them are real."""
-
-    keys: jax.Array  # [B, K, H, T] shared by a group's rows, or [B, K, G, H, T]
-    values: jax.Array  # [B, K, T, H] or [B, K, G, T, H]
-    valid: jax.Array  # bool, broadcastable to [B, K, G, R, S, T]
 
 
 # --- building blocks -------------------------------------------------------------------------------------------------
@@ -107,64 +97,6 @@ def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
     """
     flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1).astype(x.dtype)
     return flat.reshape(*x.shape[:-1], *weight.shape[1:])
-
-
-def _attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[_Past], budget: int | None) -> jax.Array:
-    """Attention of queries [B,K,G,R,S,H] to all valid past keys and causally to their own keys [B,K,G,H,S].
-
-    The softmax runs over the parts together without ever joining them. Queries are processed in blocks, so that no
-    more than about `budget` scores exist at one time, in the backward pass too (a block's scores are recomputed
-    there).
-    """
-    scale = q.shape[-1] ** -0.5
-    n_keys = k.shape[-1] + sum(past.keys.shape[-1] for past in pasts)
-
-    def block(q: jax.Array, first: jax.Array | int) -> jax.Array:
-        at = first + jnp.arange(q.shape[-2])
-        causal = at[:, None] >= jnp.arange(k.shape[-1])
-        parts = [*pasts, _Past(k, v, causal)]
-        scores = [jnp.where(part.valid, _shared_matmul(q, part.keys) * scale, _HIDDEN) for part in parts]
-        top = functools.reduce(jnp.maximum, [score.max(-1, keepdims=True) for score in scores])
-        top = jax.lax.stop_gradient(top)
-        weights = [jnp.exp(score - top) for score in scores]
-        total = sum(weight.sum(-1, keepdims=True) for weight in weights)
-        out: Any = 0.0
-        for part, weight in zip(parts, weights, strict=True):
-            out += _shared_matmul(weight.astype(v.dtype), part.values)
-        return (out / total).astype(v.dtype)
-
-    if budget is None:
-        budget = _CPU_BUDGET if jax.default_backend() == "cpu" else _BUDGET
-    length = q.shape[-2]
-    size = _block_size(length, scores_per_query=q.size // (length * q.shape[-1]) * n_keys, budget=budget)
-    if size == length:
-        return block(q, 0)
-    n_blocks = -(-length // size)
-    q = jnp.pad(q, [(0, 0)] * 4 + [(0, n_blocks * size - length), (0, 0)])
-    q = jnp.moveaxis(q.reshape(*q.shape[:4], n_blocks, size, q.shape[-1]), 4, 0)
-    out = jax.lax.map(lambda args: jax.checkpoint(block)(*args), (q, size * jnp.arange(n_blocks)))
-    out = jnp.moveaxis(out, 0, 4)
-    return out.reshape(*out.shape[:4], n_blocks * size, out.shape[-1])[..., :length, :]
-
-
-def _shared_matmul(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x [B,K,G,R,S,I] times y [B,K,I,J] (shared by a group's rows) or [B,K,G,I,J]; float32 [B,K,G,R,S,J].
-
-    All rows of x that meet the same matrix are one axis: on CPU a product with two free axes costs twice as much.
-    """
-    flat = x.reshape(*x.shape[: y.ndim - 2], -1, x.shape[-1])
-    return jnp.matmul(flat, y, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], y.shape[-1])
-
-
-def _block_size(length: int, scores_per_query: int, budget: int) -> int:
-    """Queries per block: all of them if their scores fit the budget, else the largest fitting power of two (at least
-    16).
-    """
-    if length * scores_per_query <= budget:
-        return length
-    return min(
-        length, max(16, 1 << ((budget // scores_per_query).bit_length() - 1) if budget >= scores_per_query else 16)
-    )
 
 
 # --- the module ------------------------------------------------------------------------------------------------------
@@ -226,7 +158,7 @@ class Decoder(nnx.Module):
         return x + _dense(nnx.silu(_dense(y, layer["gate_ldf"])) * _dense(y, layer["up_ldf"]), layer["down_lfd"]), kept
 
     def row_attention(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, rows: int, pasts: Sequence[_Past] = ()
+        self, q: jax.Array, k: jax.Array, v: jax.Array, rows: int, pasts: Sequence[Past] = ()
     ) -> tuple[jax.Array, KV]:
         """Attention of `rows` rows that stand side by side in t: each sees the pasts and, causally, itself.
 
@@ -239,7 +171,7 @@ class Decoder(nnx.Module):
         q = q.reshape(batch, rows, -1, n_kv, repeat, head_dim).transpose(0, 3, 1, 4, 2, 5)
         k = k.reshape(batch, rows, -1, n_kv, head_dim).transpose(0, 3, 1, 4, 2)
         v = v.reshape(batch, rows, -1, n_kv, head_dim).transpose(0, 3, 1, 2, 4)
-        mixed = _attend(q, k, v, pasts, config.attention_budget)
+        mixed = attend(q, k, v, pasts, config.attention_budget)
         return mixed.transpose(0, 2, 4, 1, 3, 5).reshape(batch, tokens, -1), KV(k, v)
 
     def _scan(self, body: Any, carry: Any, *stacked: Any) -> tuple[Any, Any]:
@@ -257,8 +189,12 @@ class Decoder(nnx.Module):
     def prefill(self, prompt_ids_bp: jax.Array, prompt_len_b: jax.Array) -> tuple[jax.Array, KV]:
         """The prompts alone: final hidden states [B,P,D] and their cache."""
         rotation = _rotation(self.config, jnp.arange(prompt_ids_bp.shape[1])[None])
+        real_bp = _first(prompt_len_b, prompt_ids_bp.shape[1])
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KV]:
+            if self.config.attention == "splash":
+                mixed = splash.group_attention(q, k, v, real_bp, rows=0, length=0).reshape(*q.shape[:2], -1)
+                return mixed, KV(k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3))
             mixed, kv = self.row_attention(q, k, v, rows=1)
             return mixed, KV(kv.keys[:, :, 0], kv.values[:, :, 0])
 
@@ -282,10 +218,14 @@ class Decoder(nnx.Module):
         positions = prompt_len_b[:, None, None] + jnp.arange(s)
         positions = join(jnp.broadcast_to(jnp.arange(p), (batch, p)), jnp.broadcast_to(positions, (batch, rows, s)))
         rotation = _rotation(self.config, positions)
+        real_bt = join(_first(prompt_len_b, p), _first(suffix_len_bg, s))
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, None]:
+            if self.config.attention == "splash":
+                mixed = splash.group_attention(q, k, v, real_bt, rows=rows, length=s)
+                return mixed.reshape(*q.shape[:2], -1), None
             in_prompt, kv = self.row_attention(q[:, :p], k[:, :p], v[:, :p], rows=1)
-            past = _Past(kv.keys[:, :, 0], kv.values[:, :, 0], prompt_valid)
+            past = Past(kv.keys[:, :, 0], kv.values[:, :, 0], prompt_valid)
             in_rows, _ = self.row_attention(q[:, p:], k[:, p:], v[:, p:], rows, [past])
             return jnp.concatenate([in_prompt, in_rows], axis=1), None
 
@@ -311,7 +251,7 @@ class Decoder(nnx.Module):
         caches, valids = [kv for kv, _ in pasts], [valid for _, valid in pasts]
 
         def body(x: jax.Array, layer: Params, caches: Sequence[KV]) -> tuple[jax.Array, KV]:
-            seen = [_Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)]
+            seen = [Past(*kv, valid) for kv, valid in zip(caches, valids, strict=True)]
             return self.block(layer, x, rotation, lambda q, k, v: self.row_attention(q, k, v, rows, seen))
 
         x = self.embed(ids_bgc.reshape(batch, rows * c))

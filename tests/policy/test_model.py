@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from seal_jax.policy import attention
 from seal_jax.policy.config import Llama3Rope, PolicyConfig, param_shapes
 from seal_jax.policy.model import (
     KV,
@@ -143,6 +144,13 @@ def test_keep_mask_selects_without_changing():
 )
 def test_chunks_blocks_and_remat_change_nothing(change):
     assert_trees_close(ours(dataclasses.replace(CONFIG, **change)), ours(CONFIG), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("budget", [10**6, 300])
+def test_segments_that_skip_hidden_keys_change_nothing(budget, monkeypatch):
+    monkeypatch.setattr(attention, "_SEGMENT", 5)  # 21 and 18 tokens: 4 and 3 segments of uneven length
+    config = dataclasses.replace(CONFIG, attention_budget=budget)
+    assert_trees_close(ours(config), ours(CONFIG), atol=1e-4, rtol=1e-4)
 
 
 def test_no_logits_of_the_whole_batch_and_no_square_of_the_prompt():
