@@ -38,7 +38,7 @@ from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
 from seal_jax.policy.sharding import make_mesh, param_shardings
 from seal_jax.policy.splash import LANES
-from seal_jax.rollout.collector import Collector
+from seal_jax.rollout.collector import Collector, batches
 from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.rollout.episode import Limits, official_limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
@@ -94,7 +94,19 @@ def check_settings(config: ConfigDict) -> None:
         sft_settings(config)
     episode_limits(config)
     interface_settings(config)
+    check_overlap(config)
     utility_vector(config.loss.utility.to_dict())
+
+
+def check_overlap(config: ConfigDict) -> None:
+    """ValueError if the tasks of a round cannot be halved: the setting would do nothing."""
+    groups = config.buckets.groups
+    wave = min(config.tasks_per_round, groups[-1])
+    if config.overlap_environment and config.rounds and len(batches(wave, groups, halve=True)) == 1:
+        raise ValueError(
+            f"config.overlap_environment=True plays two halves, but config.buckets.groups={tuple(groups)} cannot hold "
+            f"{wave} tasks as two halves in no more places; add {(wave + 1) // 2} to it, or set it to False"
+        )
 
 
 def learner_settings(config: ConfigDict) -> dict[str, Any]:
@@ -193,7 +205,7 @@ def build_collector(
         decode_size=config.buckets.decode,
         mesh=mesh,
     )
-    return Collector(engine, suite, chat, tokenizer, limits, config.seed, timer)
+    return Collector(engine, suite, chat, tokenizer, limits, config.seed, timer, config.overlap_environment)
 
 
 def official_collector(config: ConfigDict, collector: Collector, context: int) -> Collector:

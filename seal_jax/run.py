@@ -34,8 +34,9 @@ from seal_jax.telemetry.progress import Progress, closing_table
 from seal_jax.telemetry.recorder import read_jsonl
 from seal_jax.types import Diagnosis, Protocol, Task, Trajectory, TurnLabel, Verdict
 
-#: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh.
-FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh")
+#: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh,
+#: in what order the host does its work.
+FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh", "overlap_environment")
 
 
 class Run:
@@ -215,6 +216,7 @@ class Run:
         values |= {f"profile/{k}": v for k, v in self.profile.latest_rates.items()}
         values |= {f"profile_ema/{k}": v for k, v in self.profile.rates.items()}
         values |= {f"time/{k}": v for k, v in self.timer.lap().items()}
+        values |= self.collector.spent  # its last rollouts are this round's: validation comes after the record
         values |= {"count/compilations": self.compilations, "memory/peak_mib": peak_rss_mib()}
         seen = interface.active if any(x.cued for x, _, _ in rows) else ()
         self.recorder.record(self.round, values, cues=seen)

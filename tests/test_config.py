@@ -11,7 +11,15 @@ from ml_collections import ConfigDict
 
 from configs import bfcl, quickstart, toolbox
 from seal_jax import main
-from seal_jax.assembly import balanced, build_mesh, build_suite, check_prompts, learner_settings, split_tasks
+from seal_jax.assembly import (
+    balanced,
+    build_mesh,
+    build_suite,
+    check_prompts,
+    check_settings,
+    learner_settings,
+    split_tasks,
+)
 from seal_jax.chat.formats import get_format
 from seal_jax.checkpoints import drop_workdir
 from seal_jax.config import default_config, validate
@@ -278,6 +286,15 @@ def test_several_processes_are_refused(monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda: 4)
     with pytest.raises(ValueError, match="one of 4 processes"):
         build_mesh(default_config())
+
+
+def test_tasks_that_cannot_be_halved_do_not_overlap():
+    config = default_config()
+    config.overlap_environment = True
+    check_settings(config)  # 16 tasks, 2 x 8
+    config.buckets.groups = (4, 16)
+    with pytest.raises(ValueError, match=r"groups=\(4, 16\) cannot hold 16 tasks as two halves .* add 8 to it"):
+        check_settings(config)
 
 
 def test_dynamic_weights_take_no_utility():

@@ -1,9 +1,16 @@
-"""Plays episodes in lockstep: all live rows act together, then their worlds answer, until every episode is done."""
+"""Plays episodes in lockstep: all live rows act together, then their worlds answer, until every episode is done.
+
+With `overlap` two half-batches take turns, each in lockstep (time runs to the right):
+
+    device   | decode A | decode B | decode A | decode B | ...
+    host                | worlds A | worlds B | worlds A | ...
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seal_jax.chat.formats import ChatFormat
@@ -13,15 +20,19 @@ from seal_jax.envs.verifier import Verifier
 from seal_jax.interface import BARE, Interface
 from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.rollout.episode import Episode, Limits, render_prompt
+from seal_jax.rollout.work import Work
 from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Step, Task, Trajectory
-
-Row = tuple[int, int]  # (prompt b, rollout g)
 
 
 @dataclass
 class Collector:
-    """Where policy and world meet. Holds no weights: `params` are an argument of every call."""
+    """Where policy and world meet. Holds no weights: `params` are an argument of every call.
+
+    overlap: play two half-batches in turns, so that the device decodes one while the worlds of the other answer. The
+    episodes are the same either way: a row's noise and numbers do not depend on who shares its batch (but for the last
+    bits of a float32, where a batch of another size is summed in another order).
+    """
 
     engine: RolloutEngine
     suite: Suite
@@ -30,6 +41,8 @@ class Collector:
     limits: Limits
     seed: int
     timer: PhaseTimer = field(default_factory=PhaseTimer)
+    overlap: bool = False
+    spent: dict[str, float] = field(default_factory=dict, init=False)  # the `rollout/...` metrics of the last `collect`
 
     def collect(
         self,
@@ -58,57 +71,68 @@ class Collector:
         cued = cued_rows(rollouts, exposure if interface.active else 0.0)
         shown = interface if any(cued) else BARE  # inline cues stand in the prompt, which all rows share
         groups: list[list[Trajectory]] = []
-        total = len(tasks) * rollouts
-        for wave in _chunks(tasks, self.engine.group_buckets[-1]):  # more tasks than fit at once are played in waves
-            prompts = [render_prompt(t, self.chat, self.tokenizer, shown) for t in wave]
-            episodes = {
-                (b, g): Episode(
+        work, before, started = Work(), dict(self.timer.totals), time.perf_counter()
+
+        def open_rows(task: Task, prompt_ids: Sequence[int]) -> list[Episode]:
+            return [
+                Episode(
                     task,
                     self.suite.open(task),
                     self.chat,
                     self.tokenizer,
                     shown,
                     self.limits,
-                    prompt_ids=prompts[b],
+                    prompt_ids=prompt_ids,
                     rollout=g,
                     round=round,
                     cued=cued[g],
                     turn_failed=FailureWatch(self.suite, task) if stop_failed_turns else None,
                 )
-                for b, task in enumerate(wave)
                 for g in range(rollouts)
-            }
-            earlier = len(groups) * rollouts
-            report = None if progress is None else lambda done, earlier=earlier: progress(earlier + done, total)
-            self._play(params, prompts, episodes, rollouts, round, temperature, report)
-            groups += [[episodes[b, g].trajectory() for g in range(rollouts)] for b in range(len(wave))]
+            ]
+
+        for wave in _chunks(tasks, self.engine.group_buckets[-1]):  # more tasks than fit at once are played in waves
+            prompts = [render_prompt(t, self.chat, self.tokenizer, shown) for t in wave]
+            rows = [open_rows(task, prompt) for task, prompt in zip(wave, prompts, strict=True)]
+
+            def report(earlier: int = len(groups) * rollouts, rows: list[list[Episode]] = rows) -> None:
+                if progress is not None:
+                    progress(earlier + sum(e.done for group in rows for e in group), len(tasks) * rollouts)
+
+            _in_turns(
+                self._play(params, prompts[part], rows[part], round, temperature, work, report)
+                for part in batches(len(wave), self.engine.group_buckets, halve=self.overlap)
+            )
+            groups += [[e.trajectory() for e in group] for group in rows]
+        seconds = {name: total - before.get(name, 0.0) for name, total in self.timer.totals.items()}
+        self.spent = work.metrics(seconds, time.perf_counter() - started)
         return groups
 
     def _play(
         self,
         params,
         prompts: Sequence[Sequence[int]],
-        episodes: dict[Row, Episode],
-        rollouts: int,
+        rows: Sequence[Sequence[Episode]],
         round: int,
         temperature: float,
-        report: Callable[[int], None] | None = None,
-    ) -> None:
-        with self.timer.phase("prefill"):
-            session = self.engine.start(params, prompts, rollouts)
+        work: Work,
+        report: Callable[[], None],
+    ) -> Iterator[None]:
+        """Plays the episodes of some groups to their end; yields whenever only the device has something to do."""
+        episodes = {(b, g): e for b, group in enumerate(rows) for g, e in enumerate(group)}
+        session = self.engine.start(params, prompts, len(rows[0]), timer=self.timer)
         # A row's noise depends on (seed, round, task, rollout) alone, never on who shares the batch.
         keys = {row: row_seed(self.seed, round, e.task.id, e.rollout) for row, e in episodes.items()}
         live = {row: e for row, e in episodes.items() if not e.done}
         while live:
-            with self.timer.phase("decode"):
-                pending = {row: e.take_pending() for row, e in live.items()}
-                sampled = session.act(pending, temperature=temperature, keys=keys)
+            pending = {row: e.take_pending() for row, e in live.items()}
+            sampled = yield from session.act_in_parts(pending, temperature=temperature, keys=keys)
             with self.timer.phase("environment"):
                 for row, e in live.items():
                     e.receive(sampled[row].ids, sampled[row].logps, sampled[row].truncated)
             live = {row: e for row, e in live.items() if not e.done}
-            if report is not None:
-                report(len(episodes) - len(live))
+            report()
+        work += session.work
 
 
 class FailureWatch:
@@ -119,6 +143,23 @@ class FailureWatch:
 
     def __call__(self, turn: int, steps: tuple[Step, ...]) -> bool:
         return self._session.turn(steps).passed is False
+
+
+def batches(groups: int, buckets: Sequence[int], *, halve: bool) -> list[slice]:
+    """Which groups of a wave play together: all, or two halves where the declared buckets hold these with no more
+    places. `batches(12, (4, 8, 16), halve=True)` = groups 0-5 and 6-11, each in a bucket of 8."""
+    half = (groups + 1) // 2
+    size, size_of_half = (next(b for b in buckets if b >= n) for n in (groups, half))
+    if not halve or groups < 2 or 2 * size_of_half > size:
+        return [slice(0, groups)]
+    return [slice(0, half), slice(half, groups)]
+
+
+def _in_turns(plays: Iterable[Iterator[None]]) -> None:
+    """Runs all to their end. Whoever yields waits until the others have yielded too."""
+    running = list(plays)
+    while running:
+        running = [play for play in running if next(play, True) is None]
 
 
 def cued_rows(rollouts: int, exposure: float) -> list[bool]:

@@ -8,10 +8,11 @@ A session holds, on the device,
 (where the layers are unrolled, both are lists with one KV per layer, without L)
 
 `Session.act` feeds each row its new tokens (`_extend`, in chunks) and samples its next message (`_decode`, a
-`while_loop` that ends when every row has met a stop id or its limit). During a message the new keys go to a small
-buffer at a place common to all rows and the big caches are only read; they are written once, after the loop. A
-message's last token has not been through the model when the loop ends: it is kept as pending and leads the row's next
-chunk, so rows continue exactly where they stopped.
+`while_loop` that ends when every row has met a stop id or its limit). jax only queues that work: `Session.act_in_parts`
+hands control back until its tokens are needed, so that the device samples while the host does something else. During
+a message the new keys go to a small buffer at a place common to all rows and the big caches are only read; they are
+written once, after the loop. A message's last token has not been through the model when the loop ends: it is kept as
+pending and leads the row's next chunk, so rows continue exactly where they stopped.
 
 Everything stands on the left and is padded on the right; masks come from lengths, never from ids, so a pad id that
 equals a stop id is harmless. Shapes come from declared buckets only and params are an argument: after each bucket has
@@ -21,7 +22,7 @@ been met, nothing compiles.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ from seal_jax.policy.model import (
     write_rows,
 )
 from seal_jax.policy.sharding import BATCH_AXES, check_batch
+from seal_jax.rollout.work import Work
+from seal_jax.telemetry.timing import PhaseTimer
 
 Row = tuple[int, int]  # (b, g): group and row in it, as numbered at the start of the session
 Cache = KV | list[KV]  # all layers stacked, or one KV per layer
@@ -130,12 +133,15 @@ class RolloutEngine:
         names = ("prefill", "new_rows", "extend", "decode", "write", "repack", "grow")
         return sum(getattr(self, f"_{name}")._cache_size() for name in names)
 
-    def start(self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int) -> Session:
+    def start(
+        self, params: Params, prompts: Sequence[Sequence[int]], rollouts: int, *, timer: PhaseTimer | None = None
+    ) -> Session:
         """Prefills each prompt once and opens a session of len(prompts) groups with `rollouts` rows each.
 
-        Raises ValueError for an empty or too long prompt, or more groups than the largest bucket.
+        `timer` is told the phases "prefill", "extend" and "decode". Raises ValueError for an empty or too long prompt,
+        or more groups than the largest bucket.
         """
-        return Session(self, params, prompts, rollouts)
+        return Session(self, params, prompts, rollouts, PhaseTimer() if timer is None else timer)
 
     # --- the compiled functions --------------------------------------------------------------------------------------
     def _prefill_fn(self, params: Params, ids_bp: jax.Array, len_b: jax.Array) -> Cache:
@@ -301,11 +307,18 @@ def sample_tokens(
 
 class Session:
     """The episodes of some groups, from their prompts on. Made by `RolloutEngine.start`; params are fixed for its
-    lifetime.
+    lifetime. `work` counts what went through the model.
     """
 
-    def __init__(self, engine: RolloutEngine, params: Params, prompts: Sequence[Sequence[int]], rollouts: int):
-        self.engine, self.params = engine, params
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        params: Params,
+        prompts: Sequence[Sequence[int]],
+        rollouts: int,
+        timer: PhaseTimer,
+    ):
+        self.engine, self.params, self.timer = engine, params, timer
         if not prompts or rollouts < 1:
             raise ValueError(
                 f"a session needs prompts and rollouts >= 1, got {len(prompts)} prompts and rollouts={rollouts}"
@@ -331,7 +344,10 @@ class Session:
         # where each live row stands in the grid; a slot is a group's prompt with some of its rows
         self._place: dict[Row, tuple[int, int]] = {row: row for row in self._written}
         self._slot_group = [b if b < len(prompts) else -1 for b in range(batch)]
-        self._prompt = engine._prefill(params, self._put(ids_bp), self._put(self._by_slot(self.prompt_len)))
+        self.work = Work(prompt=sum(lengths), prefill_places=ids_bp.size)
+        with timer.phase("prefill"):
+            self._prompt = engine._prefill(params, self._put(ids_bp), self._put(self._by_slot(self.prompt_len)))
+        self._prefilled = False  # has the host seen it end
         self._rows: Cache | None = None
         self._hidden: jax.Array | None = None
         self._grid = (batch, rollouts)
@@ -362,6 +378,17 @@ class Session:
         seed and position only, so one seed can serve a whole episode. Raises ValueError if a row is finished or
         unknown, has no seed, gets no tokens or more than `room(row) - 1` (one place must be left to sample into).
         """
+        parts = self.act_in_parts(tokens, temperature=temperature, keys=keys)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
+
+    def act_in_parts(
+        self, tokens: Mapping[Row, Sequence[int]], *, temperature: float, keys: Mapping[Row, int]
+    ) -> Generator[None, None, dict[Row, Sampled]]:
+        """`act`, yielding whenever the device has been given work and its tokens are what is needed next."""
         engine = self.engine
         if not tokens:
             self._place.clear()
@@ -370,14 +397,19 @@ class Session:
         left = {row: min(engine.max_new_tokens, self.room(row) - len(ids)) for row, ids in tokens.items()}
         fed = {row: [*self._pending_ids(row), *ids] for row, ids in tokens.items()}
         self._place = {row: place for row, place in self._place.items() if row in tokens}
-        self._compact()
+        with self.timer.phase("extend"):
+            self._compact()
         ids: dict[Row, list[int]] = {row: [] for row in tokens}
         logps: dict[Row, list[float]] = {row: [] for row in tokens}
         while fed:  # once, unless a message is longer than the decode loop's buffer
             limits = {row: min(engine.decode_size, left[row]) for row in fed}
-            self._reserve(max(self._written[row] + len(fed[row]) + limits[row] - 1 for row in fed))
-            self._feed(fed)
-            ids_bgn, logp_bgn, count_bg = self._sample(limits, keys, temperature)
+            with self.timer.phase("extend"):
+                self._reserve(max(self._written[row] + len(fed[row]) + limits[row] - 1 for row in fed))
+                self._feed(fed)
+            with self.timer.phase("decode"):
+                sampling = self._sample(limits, keys, temperature)
+            yield
+            ids_bgn, logp_bgn, count_bg = self._read(sampling)
             for row in fed:
                 place = self._place[row]
                 n = int(count_bg[place])
@@ -437,15 +469,17 @@ class Session:
                 len_bg=fed_bg,
             )
             self._rows = self.engine._write(self._rows, new, written_bg, fed_bg)
+            self.work += Work(fed=int(len_bg.sum()), extend_places=ids_bgc.size)
             done += size
             for row in fed:
                 self._written[row] += int(len_bg[self._place[row]])
         for row in fed:
             self._pending.pop(row, None)
 
-    def _sample(self, limits: Mapping[Row, int], keys: Mapping[Row, int], temperature: float) -> tuple[np.ndarray, ...]:
+    def _sample(self, limits: Mapping[Row, int], keys: Mapping[Row, int], temperature: float) -> tuple[Any, ...]:
+        """Queues the sampling of a message, or of as much of it as the loop's buffer holds; `_read` it."""
         written_bg = self._put(self._by_row(self._written))
-        new, *sampled = self.engine._decode(
+        sampling = self.engine._decode(
             self.params,
             self._prompt,
             self._put(self._by_slot(self.prompt_len)),
@@ -456,8 +490,30 @@ class Session:
             seed_bg=self._put(self._by_row(keys, np.uint32)),
             temperature=np.float32(temperature),
         )
-        ids_bgn, logp_bgn, count_bg = jax.device_get(sampled)
-        self._rows = self.engine._write(self._rows, new, written_bg, self._put(np.maximum(count_bg - 1, 0)))
+        return written_bg, *sampling
+
+    def _read(self, sampling: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """Waits for what `_sample` queued and writes its KV: ids [B,G,N], log-probs [B,G,N] and counts [B,G].
+
+        The device works in the order of the calls, so each phase's wait is awaited in turn.
+        """
+        if not self._prefilled:
+            with self.timer.phase("prefill"):
+                jax.block_until_ready(self._prompt)
+            self._prefilled = True
+        with self.timer.phase("extend"):
+            jax.block_until_ready(self._hidden)
+        with self.timer.phase("decode"):
+            written_bg, new, *sampled = sampling
+            ids_bgn, logp_bgn, count_bg = jax.device_get(sampled)
+            self._rows = self.engine._write(self._rows, new, written_bg, self._put(np.maximum(count_bg - 1, 0)))
+        steps = int(count_bg.max()) - 1  # the first token of a message comes from the chunk before it
+        self.work += Work(
+            decoded=int(np.maximum(count_bg - 1, 0).sum()),
+            sampled=int(count_bg.sum()),
+            steps=steps,
+            decode_places=steps * count_bg.size,
+        )
         return ids_bgn, logp_bgn, count_bg
 
     # --- the grid ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ the figures and the live display look for:
 | `advantage_mass/<label>` | share of that weighted sum on turns with the label |
 | `loss/<name>` | policy, kl (where there is one), total |
 | `clip/<name>`, `ratio/<name>` | shares of tokens clipped (high, low, dual); the policy ratio's mean and max |
-| `time/<phase>` | seconds of the round in rollout, prefill, decode, environment, diagnosis, update, evaluation, ... |
+| `time/<phase>` | seconds since the last round: prefill, extend, decode, environment, diagnosis, update, ... |
+| `rollout/<kind>_tokens` | of the round: prompt (once per group), fed, sampled; processed: what the model computed |
+| `rollout/steps` | passes of the decode loop |
+| `rollout/padding_share` | share of the places of prefill and extend that held no token |
+| `rollout/idle_share` | share of the decode loop's places whose row had ended its message, or never was |
+| `rollout/sampled_per_s`, `rollout/processed_per_s` | tokens per second of rollout, its environments included |
+| `rollout/time_share/<phase>` | share of those seconds in prefill, extend, decode, environment |
 | `count/compilations`, `memory/peak_mib` | compiled programs so far, peak resident memory so far |
 
 `<split>` names the split alone where its episodes were played by the "seal" protocol, and `<split>_official` by the

@@ -18,6 +18,7 @@ from seal_jax.evaluation.strict import evaluate
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import Sampled
 from seal_jax.rollout.episode import Limits
+from seal_jax.rollout.work import Work
 from seal_jax.run import Run
 
 WIDE = Limits(max_new_tokens=400, max_suffix_tokens=100_000, max_context=200_000, max_observation_tokens=10_000)
@@ -27,15 +28,17 @@ class Parrot:
     """An engine whose policy always says the same; counts the prompts it is given."""
 
     group_buckets = (4,)
+    work = Work()
 
     def __init__(self, chat, text="I am done."):
         self.chat, self.text, self.prompts = chat, text, 0
 
-    def start(self, params, prompts, rollouts):
+    def start(self, params, prompts, rollouts, *, timer):
         self.prompts += len(prompts)
         return self
 
-    def act(self, pending, *, temperature, keys):
+    def act_in_parts(self, pending, *, temperature, keys):
+        yield
         tokenizer = ByteTokenizer(self.chat.special_tokens)
         ids = tuple(tokenizer.encode(self.text + self.chat.stop_tokens[0]))
         return {row: Sampled(ids, (-0.5,) * len(ids), False) for row in pending}

@@ -9,6 +9,7 @@ from seal_jax.interface import BARE, InterfaceSettings, full
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import Sampled
 from seal_jax.rollout.episode import Limits, render_prompt
+from seal_jax.rollout.work import Work
 
 CHAT = get_format("tiny")
 TOKENIZER = ByteTokenizer(CHAT.special_tokens)
@@ -19,11 +20,13 @@ class Parrot:
     """An engine whose policy always says the same."""
 
     group_buckets = (4,)
+    work = Work()
 
-    def start(self, params, prompts, rollouts):
+    def start(self, params, prompts, rollouts, *, timer):
         return self
 
-    def act(self, pending, *, temperature, keys):
+    def act_in_parts(self, pending, *, temperature, keys):
+        yield
         ids = tuple(TOKENIZER.encode("I am done." + CHAT.stop_tokens[0]))
         return {row: Sampled(ids, (-0.5,) * len(ids), False) for row in pending}
 

@@ -28,6 +28,7 @@ from seal_jax.interface import BARE
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import Sampled
 from seal_jax.rollout.episode import Episode, Limits, official_limits, render_prompt
+from seal_jax.rollout.work import Work
 from seal_jax.types import Call
 
 try:
@@ -430,14 +431,16 @@ class Says:
     """An engine whose policy says one thing."""
 
     group_buckets = (4,)
+    work = Work()
 
     def __init__(self, text):
         self.text = text
 
-    def start(self, params, prompts, rollouts):
+    def start(self, params, prompts, rollouts, *, timer):
         return self
 
-    def act(self, pending, *, temperature, keys):
+    def act_in_parts(self, pending, *, temperature, keys):
+        yield
         ids = tuple(ByteTokenizer(HERMES.special_tokens).encode(self.text + HERMES.stop_tokens[0]))
         return {row: Sampled(ids, (-0.5,) * len(ids), False) for row in pending}
 
