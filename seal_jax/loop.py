@@ -53,7 +53,7 @@ def seal_round(run: Run) -> None:
 
     # Verify and diagnose: the tools run again on clean instances; each turn gets one label and its evidence.
     with run.timer.phase("diagnosis"):
-        verdicts = [[run.verifier.verify_trajectory(task, x) for x in g] for task, g in zip(tasks, groups, strict=True)]
+        verdicts = [[run.collector.verify(task, x) for x in g] for task, g in zip(tasks, groups, strict=True)]
         diagnoses = [[diagnose(v) for v in group] for group in verdicts]
         rewards = [[v.reward for v in group] for group in verdicts]
 

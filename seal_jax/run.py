@@ -19,7 +19,6 @@ from seal_jax.checkpoints import Checkpoints, check_workdir, drop_workdir, hold_
 from seal_jax.config import REPORTED
 from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
-from seal_jax.envs.verifier import Verifier
 from seal_jax.evaluation.results import write_results
 from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
@@ -72,7 +71,6 @@ class Run:
 
         mesh = assembly.build_mesh(config)
         self.suite = assembly.build_suite(config)
-        self.verifier = Verifier(self.suite)
         self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", *REPORTED)}
         train_tasks = self.suite.tasks("train")
         self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed)

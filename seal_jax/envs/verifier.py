@@ -99,26 +99,33 @@ class Verifier:
         return VerifierSession(self.suite, task)
 
     def verify(
-        self, task: Task, turns: Sequence[TurnCalls], *, stopped_early: bool = False, aborted: bool = False
+        self,
+        task: Task,
+        turns: Sequence[TurnCalls],
+        *,
+        stopped_early: bool = False,
+        aborted: bool = False,
+        begun: VerifierSession | None = None,
     ) -> Verdict:
         """Judges an episode given as turns of Steps (`trajectory.turns`) or as turns of steps of calls.
 
         A number of turns other than the task's makes it "force_terminated", whatever else failed, as the official
         checker has it; with `stopped_early` the reason is the failed turn's. `aborted`: it broke off in its last turn.
+        `begun`: a session that has seen the first of these turns; only the others are replayed.
         """
-        session = self.begin(task)
-        for turn in turns[: session.n_turns]:
+        session = self.begin(task) if begun is None else begun
+        for turn in turns[session.n_seen : session.n_turns]:
             session.turn(turn)
         # No task has 0 turns: an episode that was aborted is force_terminated, however far it came.
         return session.finish(0 if aborted else len(turns), stopped_early=stopped_early)
 
-    def verify_trajectory(self, task: Task, trajectory: Trajectory) -> Verdict:
+    def verify_trajectory(self, task: Task, trajectory: Trajectory, begun: VerifierSession | None = None) -> Verdict:
         if trajectory.task_id != task.id:
             raise ValueError(f"trajectory.task_id={trajectory.task_id!r} is verified against task {task.id!r}")
         # Where a row is full, the package's inference fails, and with it the task, whichever turn was being played.
         aborted = trajectory.protocol == "official" and trajectory.stop == "context_limit"
         early = trajectory.stop == "stopped_early"
-        return self.verify(task, trajectory.turns, stopped_early=early, aborted=aborted)
+        return self.verify(task, trajectory.turns, stopped_early=early, aborted=aborted, begun=begun)
 
 
 class VerifierSession:
@@ -143,6 +150,11 @@ class VerifierSession:
     @property
     def n_turns(self) -> int:
         return len(self._programs)
+
+    @property
+    def n_seen(self) -> int:
+        """Turns fed so far."""
+        return len(self._evidence)
 
     def turn(self, steps: TurnCalls) -> TurnEvidence:
         """Replays one turn of the model and of the reference and compares; never raises for what the policy did."""

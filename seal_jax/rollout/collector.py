@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from seal_jax.chat.formats import ChatFormat
 from seal_jax.chat.tokenizer import Tokenizer
 from seal_jax.envs.base import Suite
-from seal_jax.envs.verifier import Verifier
+from seal_jax.envs.verifier import Verifier, VerifierSession
 from seal_jax.interface import BARE, Interface
 from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.rollout.episode import Episode, Limits, render_prompt
 from seal_jax.rollout.work import Work
 from seal_jax.telemetry.timing import PhaseTimer
-from seal_jax.types import Step, Task, Trajectory
+from seal_jax.types import Step, Task, Trajectory, Verdict
 
 
 @dataclass
@@ -43,6 +43,8 @@ class Collector:
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     overlap: bool = False
     spent: dict[str, float] = field(default_factory=dict, init=False)  # the `rollout/...` metrics of the last `collect`
+    #: id of a trajectory of the last `collect` -> itself (ids of the living are unique) and what has judged its turns
+    _judged: dict[int, tuple[Trajectory, VerifierSession]] = field(default_factory=dict, init=False, repr=False)
 
     def collect(
         self,
@@ -71,6 +73,7 @@ class Collector:
         cued = cued_rows(rollouts, exposure if interface.active else 0.0)
         shown = interface if any(cued) else BARE  # inline cues stand in the prompt, which all rows share
         groups: list[list[Trajectory]] = []
+        self._judged = {}
         work, before, started = Work(), dict(self.timer.totals), time.perf_counter()
 
         def open_rows(task: Task, prompt_ids: Sequence[int]) -> list[Episode]:
@@ -103,10 +106,21 @@ class Collector:
                 self._play(params, prompts[part], rows[part], round, temperature, work, report)
                 for part in batches(len(wave), self.engine.group_buckets, halve=self.overlap)
             )
-            groups += [[e.trajectory() for e in group] for group in rows]
+            groups += [[self._ended(e) for e in group] for group in rows]
         seconds = {name: total - before.get(name, 0.0) for name, total in self.timer.totals.items()}
         self.spent = work.metrics(seconds, time.perf_counter() - started)
         return groups
+
+    def verify(self, task: Task, trajectory: Trajectory) -> Verdict:
+        """The verifier's verdict. Turns that were judged while the episode was played are not replayed again."""
+        _, begun = self._judged.pop(id(trajectory), (None, None))
+        return Verifier(self.suite).verify_trajectory(task, trajectory, begun)
+
+    def _ended(self, episode: Episode) -> Trajectory:
+        trajectory = episode.trajectory()
+        if isinstance(episode.turn_failed, FailureWatch):
+            self._judged[id(trajectory)] = (trajectory, episode.turn_failed.session)
+        return trajectory
 
     def _play(
         self,
@@ -139,10 +153,10 @@ class FailureWatch:
     """Tells an episode, at the end of each turn, whether the verifier has already failed it."""
 
     def __init__(self, suite: Suite, task: Task):
-        self._session = Verifier(suite).begin(task)
+        self.session = Verifier(suite).begin(task)
 
     def __call__(self, turn: int, steps: tuple[Step, ...]) -> bool:
-        return self._session.turn(steps).passed is False
+        return self.session.turn(steps).passed is False
 
 
 def batches(groups: int, buckets: Sequence[int], *, halve: bool) -> list[slice]:
