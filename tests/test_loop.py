@@ -81,9 +81,26 @@ def test_reasoning_that_a_template_would_have_dropped_is_counted():
 
 
 @pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("straight")
-    summary = train(toy(), workdir)
+def compiled():
+    """Programs that XLA compiled in each round of the run `straight`, whoever asked for them."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, compiled):
+    workdir, events, seal_round = tmp_path_factory.mktemp("straight"), [], loop.seal_round
+
+    def counting(run):
+        before = len(events)
+        seal_round(run)
+        compiled.append(len(events) - before)
+
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: events.append(name) if "backend_compile" in name else None
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "seal_round", counting)
+        summary = train(toy(), workdir)
     return workdir, summary
 
 
@@ -107,6 +124,17 @@ def test_a_run_leaves_its_record(straight):
     assert rows and {"prompt_ids", "segments", "labels", "reward"} <= rows[0].keys()
     interfaces = list(read_jsonl(workdir / "interface.jsonl"))
     assert [x["round"] for x in interfaces] == [1, 2]
+
+
+def test_a_run_compiles_each_declared_bucket_once(straight, compiled):
+    """The first round meets all of them; the second, of other tasks, validated in between, compiles nothing at all."""
+    workdir, summary = straight
+    assert compiled[0] > 0 and compiled[1:] == [0]
+    counts = [x["metrics"]["count/compilations"] for x in read_jsonl(workdir / "metrics.jsonl") if x["kind"] == "train"]
+    # One prompt, suffix, chunk and group bucket. Engine: prefill, and for rows of training and of evaluation new rows,
+    # extend, decode, and writing what either made. Learner: score, zeros, accumulate, norm, apply.
+    assert counts == [1 + 2 * 5 + 5] * 2
+    assert summary["compilations"] == counts[-1]
 
 
 def test_half_of_each_group_saw_the_pinned_cues(straight):
