@@ -34,7 +34,7 @@ def default_config() -> ConfigDict:
     c.temperature = 1.0  # of sampling in training; evaluation is greedy
     c.stop_failed_turns = False  # end a training episode at its first failed turn (its reward is 0 already)
     # Play two half-batches in turns, so that the worlds of one answer while an accelerator decodes the other. Halves
-    # need group buckets of their own. On a CPU, where both want the same cores, it loses.
+    # need group buckets of their own. On a CPU, where both want the same cores, nothing is gained.
     c.overlap_environment = False
 
     c.suite = "toolbox"  # "toolbox" (embedded) or "bfcl" (needs the pinned bfcl-eval wheel)
