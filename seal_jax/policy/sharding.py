@@ -82,14 +82,20 @@ def param_shardings(config: PolicyConfig, mesh: Mesh) -> dict[str, Any]:
             spec = param_spec(name, whole)
             for letter, size, axis in zip(dimension_letters(name), shape, spec, strict=True):
                 if axis is not None and size % mesh.shape[axis]:
+                    more = ", or set config.policy.overrides.padded_vocab" if letter == "v" else ""
                     raise ValueError(
                         f"parameter {prefix}{name}: dimension {letter}={size} is not divisible by mesh axis "
-                        f"{axis}={mesh.shape[axis]}; choose a {axis} size that divides {size}"
+                        f"{axis}={mesh.shape[axis]}; choose a {axis} size that divides {size}{more}"
                     )
             out[name] = NamedSharding(mesh, spec)
         return out
 
     return walk(param_shapes(config), "")
+
+
+def vocab_parts(mesh: Mesh | None) -> int:
+    """Into how many equal parts a vocabulary has to split: parameters over tensor, logits over fsdp as well."""
+    return 1 if mesh is None else mesh.shape["tensor"] * mesh.shape["fsdp"]
 
 
 # --- inside a compiled program ---------------------------------------------------------------------------------------
