@@ -36,7 +36,7 @@ from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
-from seal_jax.policy.sharding import make_mesh, param_shardings
+from seal_jax.policy.sharding import make_mesh, param_shardings, vocab_parts
 from seal_jax.policy.splash import LANES
 from seal_jax.rollout.collector import Collector, batches
 from seal_jax.rollout.engine import RolloutEngine
@@ -152,15 +152,16 @@ def policy_overrides(config: ConfigDict, platform: str) -> dict[str, Any]:
 def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
     """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
     overrides = policy_overrides(config, jax.default_backend())
+    parts = vocab_parts(mesh)
     shardings = None if mesh is None else lambda policy: param_shardings(policy, mesh)
     start = workdir / "start"
     if config.policy.source == "gguf":
-        policy, params = load_gguf(config.policy.path, shardings=shardings, **overrides)
+        policy, params = load_gguf(config.policy.path, shardings=shardings, vocab_parts=parts, **overrides)
         tokenizer = tokenizer_from_gguf(config.policy.path)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
     if config.policy.source == "hf" or start.exists():
         source = config.policy.path if config.policy.source == "hf" else start
-        policy, params = load_hf(source, shardings=shardings, **overrides)
+        policy, params = load_hf(source, shardings=shardings, vocab_parts=parts, **overrides)
         tokenizer = load_tokenizer(source)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -153,22 +154,25 @@ class Checkpoints:
 
         Args:
           like: pytree that the state must have: arrays, or `jax.ShapeDtypeStruct` with a sharding. Arrays are restored
-            onto *its* shardings, so the mesh may differ from the one that saved them.
+            onto *its* shardings, so the mesh may differ from the one that saved them, and with it the padding of the
+            vocabulary: rows of zeros are added, or padding is cut.
 
         Raises ValueError if there is no such checkpoint, or if it does not fit `like`.
         """
         chosen = self._resolve(round)
         saved, wanted = self._read_host(chosen)["leaves"], _leaves(like)
-        if saved != wanted:
+        differing = [n for n in sorted(saved.keys() | wanted.keys()) if not _fits(n, saved.get(n), wanted.get(n))]
+        if differing:
             # Compared here, before any array is read: Orbax would cast a dtype silently and fail late on a shape.
-            name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
+            name = differing[0]
             raise ValueError(
                 f"{self.folder / str(chosen)} does not fit this config's state (state{name}: "
                 f"{_show(saved, name)} there, {_show(wanted, name)} here); "
                 "resume with the config of the run, or start in a new --workdir"
             )
+        targets = jax.tree.map(_target, like)
         restored = self._load(
-            chosen, state=ocp.args.StandardRestore(jax.tree.map(_target, like)), host=ocp.args.JsonRestore()
+            chosen, state=ocp.args.StandardRestore(targets, strict=saved == wanted), host=ocp.args.JsonRestore()
         )
         return restored["state"], restored["host"]["host"]
 
@@ -232,6 +236,15 @@ def _leaves(state: Any) -> dict[str, str]:
         if not hasattr(leaf, "dtype"):
             raise TypeError(f"state{jax.tree_util.keystr(path)} is a {type(leaf).__name__}; state holds arrays only")
     return {jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in named}
+
+
+def _fits(name: str, saved: str | None, wanted: str | None) -> bool:
+    """Whether two descriptions of `_leaves` are of one array, apart from the padding of a vocabulary."""
+    padded = re.search(r"\['(embed_vd|head_dv)'\]$", name)  # a parameter of the policy, or its moments
+    if saved is None or wanted is None or padded is None:
+        return saved == wanted
+    width = "[0-9]+, ([0-9]+)" if padded[1] == "embed_vd" else "([0-9]+), [0-9]+"
+    return re.sub(width, r"\1", saved, count=1) == re.sub(width, r"\1", wanted, count=1)
 
 
 def _target(leaf: Any) -> Any:

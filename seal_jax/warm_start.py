@@ -29,6 +29,7 @@ from seal_jax.learner.sft import sft_train
 from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.copying import wire_for_copying
 from seal_jax.policy.model import init_params
+from seal_jax.policy.sharding import vocab_parts
 from seal_jax.rollout.episode import Episode, Limits, render_prompt
 from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Call, CallResult, ErrorKind, ParseError, Segment, Trajectory
@@ -45,7 +46,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
             special_tokens=chat.special_tokens,
             scaffold=chat.scaffold,
         )
-    policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer)
+    policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer).padded_to(vocab_parts(mesh))
     params = init_params(policy, config.seed, mesh)
     if not ws.enabled:
         logging.warning("config.warm_start.enabled=False with policy.source='tiny': the policy starts from noise")

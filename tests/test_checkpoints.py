@@ -17,6 +17,10 @@ import pytest
 
 from seal_jax.checkpoints import Best, Checkpoints, check_workdir, hold_workdir, plain, write_config
 from seal_jax.data import task_batches
+from seal_jax.learner.optimizer import OptimizerSettings, make_optimizer
+from seal_jax.learner.programs import init_state
+from seal_jax.policy.config import PolicyConfig, param_shapes
+from seal_jax.policy.sharding import make_mesh, shard_params, vocab_parts
 from seal_jax.types import Task, UserTurn
 
 ROOT = Path(__file__).parents[1]
@@ -313,3 +317,45 @@ def test_data_position_goes_through_the_checkpoint(tmp_path):
         other = task_batches(make_tasks(5), 2, seed=0)
         other.set_state(checkpoints.restore(fresh_state())[1]["data"])
     assert [[t.id for t in b] for b in islice(other, 4)] == [[t.id for t in b] for b in islice(batches, 4)]
+
+
+# --- another mesh, in one process ------------------------------------------------------------------------------------
+@pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (forced) devices")
+def test_parameters_and_moments_move_from_mesh_to_mesh(tmp_path):
+    """8 -> 4 -> 1 -> 8 devices, each with another layout and another padding of 13 ids: bit-equal."""
+    policy = PolicyConfig(13, 13, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4, d_ff=8, tied=False)
+    rng = np.random.default_rng(0)
+
+    def state(mesh, fill):
+        config = policy.padded_to(vocab_parts(mesh))
+        shapes = param_shapes(config)
+        params = jax.tree.map(lambda shape: fill(shape), shapes, is_leaf=lambda x: isinstance(x, tuple))
+        params = jax.device_put(params, jax.devices()[0]) if mesh is None else shard_params(config, params, mesh)
+        return init_state(params, make_optimizer(OptimizerSettings()), mesh)
+
+    def zeros(shape):
+        return np.zeros(shape, np.float32)
+
+    def real(state):
+        """Host arrays; of a vocabulary the 13 ids, and what else there is must be 0."""
+        out = []
+        for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(state)):
+            at = {"embed_vd": 0, "head_dv": 1}.get(getattr(path[-1], "key", ""))
+            if at is not None:
+                leaf, padding = np.split(leaf, [13], axis=at)
+                assert not padding.any()
+            out.append(leaf)
+        return out
+
+    first = state(None, lambda shape: rng.normal(size=shape).astype(np.float32))
+    first = jax.tree.map(lambda x: x + 1 if x.ndim else x + 3, first)  # moments that are not zero
+    want = real(first)
+    places = [make_mesh((2, 2, 2)), make_mesh((1, 1, 4), jax.devices()[2:]), None, make_mesh((1, 8, 1))]
+    for round, mesh in enumerate(places):
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(round, first, {})
+            like = state(mesh, zeros)
+            first, _ = checkpoints.restore(like)
+        assert jax.tree.map(lambda x: x.sharding, first) == jax.tree.map(lambda x: x.sharding, like)
+        for leaf, other in zip(real(first), want, strict=True):
+            assert leaf.tobytes() == other.tobytes()

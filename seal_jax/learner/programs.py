@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from seal_jax.learner.batch import Batch
 from seal_jax.learner.loss import LossSettings, seal_loss, weight_mass
 from seal_jax.policy.model import token_logp
+from seal_jax.policy.sharding import on_mesh
 
 #: (config, params, prompt_ids_bp, prompt_len_b, suffix_ids_bgs, suffix_len_bg, temperature=, keep_bgs=) -> logp_bgs
 TokenLogp = Callable[..., jax.Array]
@@ -123,7 +124,8 @@ def make_programs(
     logp_fn: TokenLogp = token_logp,
 ) -> Programs:
     """The functions of an update for train states laid out as `shardings`. Gradients and states are donated."""
-    logp = partial(_logp, logp_fn, config, temperature)
+    mesh = getattr(shardings.step, "mesh", None)  # a single device has none
+    logp = on_mesh(mesh, partial(_logp, logp_fn, config, temperature))
     return Programs(
         score=jax.jit(logp),
         zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params), out_shardings=shardings.params),

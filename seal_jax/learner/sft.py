@@ -23,7 +23,7 @@ from seal_jax.learner.metrics import Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, make_optimizer
 from seal_jax.learner.programs import Params, TokenLogp, TrainState, init_state, state_shardings
 from seal_jax.policy.model import token_logp
-from seal_jax.policy.sharding import batch_sharding, check_batch
+from seal_jax.policy.sharding import batch_sharding, check_batch, on_mesh
 from seal_jax.types import Trajectory
 
 #: progress(step, total steps, {"loss", "nll"}: means over the steps since the last call)
@@ -149,7 +149,7 @@ def sft_train(
     )
     state = init_state(params, tx, mesh)
     step: Any = jax.jit(
-        partial(_step, tx, partial(logp_fn, config), s.other_weight),
+        partial(_step, tx, on_mesh(mesh, partial(logp_fn, config)), s.other_weight),
         donate_argnums=0,
         out_shardings=(state_shardings(state.params, tx, mesh), None),
     )

@@ -83,7 +83,7 @@ class Learner:
         self._tx = optax.identity() if frozen else make_optimizer(self.optimizer)
         self.state = init_state(params, self._tx, mesh)
         shardings = state_shardings(self.state.params, self._tx, mesh)
-        of_params = shardings.params
+        of_params, self._everywhere = shardings.params, shardings.step
         self.reference: Params | None = None
         if self.loss.kl_coef and not frozen:
             source = self.state.params if reference_params is None else reference_params
@@ -106,14 +106,14 @@ class Learner:
         return {name: program._cache_size() for name, program in vars(self.programs).items()}
 
     def _put(self, micro: Batch) -> Batch:
-        return micro if self.mesh is None else jax.device_put(micro, batch_sharding(self.mesh))
+        return jax.device_put(micro, self._everywhere if self.mesh is None else batch_sharding(self.mesh))
 
     def score(self, params: Params, batch: Batch, prompts: np.ndarray | None = None) -> np.ndarray:
         """[B,G,S] float32 log-probs of (the groups `prompts` of) a numpy batch; 0.0 elsewhere and outside the loss."""
         logp_bgs = np.zeros(batch.suffix_ids_bgs.shape, np.float32)
         parts = micro_batches(batch, self.settings.prompts_per_micro, self.buckets, prompts)
         for part, got in [(part, self.programs.score(params, self._put(micro))) for part, micro in parts]:
-            got = np.asarray(got)[: len(part)]
+            got = jax.device_get(got)[: len(part)]
             n = min(got.shape[-1], logp_bgs.shape[-1])
             logp_bgs[part, :, :n] = got[..., :n]
         return np.where(batch.loss_mask_bgs & batch.row_mask_bg[..., None], logp_bgs, np.float32(0))
@@ -127,6 +127,12 @@ class Learner:
         the parameters after a step are not (the train state is then lost); ValueError if there are
         fewer groups than mini-batches.
         """
+        # Whatever moves between host and devices does so by device_put and device_get: anything else is a mistake that
+        # would stall every step.
+        with jax.transfer_guard("disallow"):
+            return self._update(batch, round=round, utility_z=utility_z)
+
+    def _update(self, batch: Batch, *, round: int, utility_z: np.ndarray | None) -> dict[str, float]:
         if self.frozen:
             raise ValueError("this learner is frozen: it was made to hold parameters for evaluation, not to train them")
         started = time.perf_counter()
@@ -157,6 +163,7 @@ class Learner:
         parts = [self._step(batch, prompts, live_b, utility_z, where, counts) for where, prompts in steps]
         metrics = metric_values(merge_metrics(parts))
 
+        step = int(jax.device_get(self.state.step))
         done = time.perf_counter()
         tokens = int((batch.loss_mask_bgs & batch.row_mask_bg[..., None]).sum())
         return {
@@ -164,8 +171,8 @@ class Learner:
             **group_metrics(batch),
             "groups/skipped": float((~live_b).sum()),
             "minibatches/empty": float(counts["empty"]),
-            "optimizer/learning_rate": float(learning_rate(self.optimizer, int(self.state.step) - 1)),
-            "optimizer/step": float(self.state.step),
+            "optimizer/learning_rate": float(learning_rate(self.optimizer, step - 1)),
+            "optimizer/step": float(step),
             "tokens/loss": float(tokens),
             "tokens/trained": float(counts["tokens"]),
             "tokens/padded": float(counts["padded"]),
@@ -183,9 +190,11 @@ class Learner:
         whole = denominators(mini, 1.0 / max(len(micros), 1))
         counts["empty"] += int(whole.tokens == 0)
         placed = [self._put(micro) for _, micro in micros]
+        whole, utility_z = jax.device_put((whole, utility_z), self._everywhere)
         if self.loss.normalize_weights and self.loss.reweight != "none":
-            mass = np.zeros(2) + sum(np.asarray(self.programs.mass(m, whole, utility_z)) for m in placed)
-            whole = replace(whole, weight_scale=np.float32(mass[1] / mass[0] if mass[0] > 0 else 1.0))
+            mass = np.zeros(2) + sum(jax.device_get([self.programs.mass(m, whole, utility_z) for m in placed]))
+            scale = np.float32(mass[1] / mass[0] if mass[0] > 0 else 1.0)
+            whole = replace(whole, weight_scale=jax.device_put(scale, self._everywhere))
         gradients, parts = self.programs.zeros(self.state.params), []
         for (_, micro), there in zip(micros, placed, strict=True):
             gradients, metrics = self.programs.accumulate(gradients, self.state.params, {}, there, whole, utility_z)
@@ -194,7 +203,7 @@ class Learner:
             counts["tokens"] += int(micro.suffix_len_bg[live_bg].sum() + micro.prompt_len_b[live_bg.any(1)].sum())
             counts["padded"] += micro.suffix_ids_bgs.size + micro.prompt_ids_bp.size
         merged = merge_metrics(jax.device_get(parts))
-        norm = float(self.programs.norm(gradients))
+        norm = float(jax.device_get(self.programs.norm(gradients)))
         # Looked at before the step, so the state stays good; stepping over it silently would hide a bug.
         for name, value in (("loss", merged["loss/total"].value() if merged else 0.0), ("gradient norm", norm)):
             if not np.isfinite(value):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Params = dict[str, Any]  # nested dict of arrays, see `param_shapes`
@@ -116,6 +116,10 @@ class PolicyConfig:
             "h": self.head_dim,
             "f": self.d_ff,
         }
+
+    def padded_to(self, multiple: int) -> PolicyConfig:
+        """The same policy with more padding, so that its vocabulary can be split into `multiple` equal parts."""
+        return replace(self, padded_vocab=-(-self.padded_vocab // multiple) * multiple)
 
     @property
     def family(self) -> Literal["qwen2", "qwen3", "llama"]:

@@ -63,7 +63,7 @@ def tensor_name(param: str, layer: int | None) -> str:
 
 
 def load_gguf(
-    path: str | Path, *, shardings: weights.Shardings = None, **overrides: Any
+    path: str | Path, *, shardings: weights.Shardings = None, vocab_parts: int = 1, **overrides: Any
 ) -> tuple[PolicyConfig, Params]:
     """Load a GGUF file as float32 params.
 
@@ -71,7 +71,7 @@ def load_gguf(
     `output.weight` has a tied head; one with it has not, whatever the original model had.
 
     Args:
-      shardings: as for `load_hf`.
+      shardings, vocab_parts: as for `load_hf`.
       overrides: fields of PolicyConfig.
 
     Raises:
@@ -79,7 +79,7 @@ def load_gguf(
         shaped tensor; a file that is cut off.
     """
     header = read_gguf_header(path)
-    config = config_from_gguf(header, **overrides)
+    config = config_from_gguf(header, **overrides).padded_to(vocab_parts)
     want = {tensor_name(*entry): entry for entry in weights.entries(config)}
     _match(header, want, config)
     rows = header.tensors[_TOP["embed_vd"]].shape[0]

@@ -56,7 +56,7 @@ def tensor_name(param: str, layer: int | None) -> str:
 
 # --- in ---
 def load_hf(
-    folder_or_hub_id: str | Path, *, shardings: weights.Shardings = None, **overrides: Any
+    folder_or_hub_id: str | Path, *, shardings: weights.Shardings = None, vocab_parts: int = 1, **overrides: Any
 ) -> tuple[PolicyConfig, Params]:
     """Load a checkpoint of a supported family (Qwen2/2.5, Qwen3, Llama 3.x, SmolLM2) as float32 params.
 
@@ -65,6 +65,7 @@ def load_hf(
         which is downloaded first.
       shardings: a pytree of shardings nested as the params are, or a function of the config that makes one. Parameters
         go there one by one; the host never holds the whole model. None: the default device.
+      vocab_parts: into how many equal parts the vocabulary will be split; it is padded to a multiple.
       overrides: fields of PolicyConfig. `vocab_size` (the real ids) defaults to what the folder's tokenizer.json says;
         a larger `padded_vocab` than the file's gives zero rows, and defaults to what it was at `save_hf`.
 
@@ -83,7 +84,7 @@ def load_hf(
         if "vocab_size" not in overrides:
             overrides["vocab_size"] = _real_vocab(folder, hf["vocab_size"])
         overrides.setdefault("padded_vocab", max(hf["vocab_size"], hf.get(_PADDED, 0)))
-    config = PolicyConfig.from_hf(hf, **overrides)
+    config = PolicyConfig.from_hf(hf, **overrides).padded_to(vocab_parts)
     with _Tensors(folder, config.family) as tensors:
         want = {tensor_name(*entry): entry for entry in weights.entries(config)}
         tensors.match(want, tied=config.tied)

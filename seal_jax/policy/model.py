@@ -38,7 +38,7 @@ from jax.sharding import Mesh
 from seal_jax.policy import splash
 from seal_jax.policy.attention import Past, attend
 from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shapes
-from seal_jax.policy.sharding import param_shardings
+from seal_jax.policy.sharding import BATCH_AXES, VOCAB_AXES, constrain, gather_layer, gathers, param_shardings
 
 #: Trunks of so few layers are unrolled: compiling them does not take long.
 SHALLOW = 4
@@ -136,7 +136,10 @@ class Decoder(nnx.Module):
 
     # -- trunk
     def embed(self, ids: jax.Array) -> jax.Array:
-        return self.embed_vd[...][ids].astype(self.config.compute_dtype)
+        # on a mesh: the ids of all groups along fsdp are looked up in this device's part of the width
+        ids = constrain(ids, "data")
+        x = constrain(self.embed_vd[...][ids].astype(self.config.compute_dtype), "data", None, "fsdp")
+        return constrain(x, BATCH_AXES)
 
     def block(self, layer: Params, x_btd: jax.Array, rotation: tuple, attention: Any) -> tuple[jax.Array, Any]:
         """One layer. `attention(q_btnh, k_btkh, v_btkh)` decides who sees whom; it gives mixed values [B,T,N*H] and
@@ -178,10 +181,14 @@ class Decoder(nnx.Module):
         """Runs body(carry, layer, *slices) -> (carry, out) over the layers."""
 
         def step(carry: Any, slices: tuple) -> tuple[Any, Any]:
-            return body(carry, *slices)
+            layer, *others = slices
+            carry, out = body(constrain(carry, BATCH_AXES), gather_layer(self.config, layer), *others)
+            return constrain(carry, BATCH_AXES), out
 
         if self.config.remat == "block":
             step = jax.checkpoint(step, prevent_cse=False)
+        elif gathers():  # keep the products, but not the gathered weights of every layer
+            step = jax.checkpoint(step, prevent_cse=False, policy=jax.checkpoint_policies.dots_saveable)
         # a scan stacks what the backward pass needs: for a shallow trunk that costs more than a longer compilation
         unroll = self.config.n_layers if self.config.n_layers <= SHALLOW else 1
         return jax.lax.scan(step, carry, (self.layer_params(), *stacked), unroll=unroll)
@@ -272,14 +279,22 @@ class Decoder(nnx.Module):
         return _rms_norm(x, self.final_norm_d[...], self.config.norm_eps)
 
     # -- head
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """float32 logits [..., V] of hidden states [..., D]; padding rows of the vocabulary are -inf."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
+    def head(self) -> jax.Array:
+        """The matrix of the logits, [V,D] if tied, else [D,V]; on a mesh, in parts of the vocabulary and none of d."""
         if self.config.tied:
-            head, spec = self.embed_vd[...], "xd,vd->xv"
-        else:
-            head, spec = self.head_dv[...], "xd,dv->xv"
+            return constrain(self.embed_vd[...], VOCAB_AXES)
+        return constrain(self.head_dv[...], None, VOCAB_AXES)
+
+    def logits(self, hidden: jax.Array, head: jax.Array | None = None) -> jax.Array:
+        """float32 logits [..., V] of hidden states [..., D]; padding rows of the vocabulary are -inf.
+
+        A loop makes the `head` before it, and once.
+        """
+        flat = constrain(hidden.reshape(-1, hidden.shape[-1]), "data")
+        head = self.head() if head is None else head
+        spec = "xd,vd->xv" if self.config.tied else "xd,dv->xv"
         logits = jnp.einsum(spec, flat, head.astype(flat.dtype), preferred_element_type=jnp.float32)
+        logits = constrain(logits, "data", VOCAB_AXES)
         if self.config.padded_vocab > self.config.vocab_size:
             logits = jnp.where(jnp.arange(self.config.padded_vocab) < self.config.vocab_size, logits, -jnp.inf)
         return logits.reshape(*hidden.shape[:-1], -1)
@@ -297,6 +312,7 @@ class Decoder(nnx.Module):
         place_bn = jnp.argsort(order_bn, axis=1)
         columns = min(n, max(1, self.config.head_chunk // batch))
         n_chunks = -(-n // columns)
+        head = self.head()
 
         def chunked(x: jax.Array) -> jax.Array:
             """[B,N,...] in sorted order -> [chunk,B,columns,...]; b stays an axis of its own (it is sharded)."""
@@ -304,7 +320,7 @@ class Decoder(nnx.Module):
             return jnp.moveaxis(x.reshape(batch, n_chunks, columns, *x.shape[2:]), 1, 0)
 
         def score(hidden: jax.Array, target: jax.Array, keep: jax.Array) -> jax.Array:
-            logits = self.logits(hidden) / temperature
+            logits = self.logits(hidden, head) / temperature
             picked = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
             # the select stands before any use of `picked`, so that nothing of an unkept place reaches a gradient
             return jnp.where(keep, picked - jax.nn.logsumexp(logits, axis=-1), 0.0)

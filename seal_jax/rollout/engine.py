@@ -44,7 +44,7 @@ from seal_jax.policy.model import (
     unstack,
     write_rows,
 )
-from seal_jax.policy.sharding import BATCH_AXES, check_batch
+from seal_jax.policy.sharding import BATCH_AXES, check_batch, on_mesh, whole_letters
 from seal_jax.rollout.work import Work
 from seal_jax.telemetry.timing import PhaseTimer
 
@@ -114,13 +114,16 @@ class RolloutEngine:
                 check_batch(size, mesh, "engine.group_buckets entry")
         # With a mesh every cache has one layout from its first moment on: else the first call of each function, on
         # fresh caches, would compile apart from all later ones, and donated buffers would not fit.
-        axes = (BATCH_AXES, "tensor") if self.unroll else (None, BATCH_AXES, "tensor")
+        heads = None if mesh is None or "k" in whole_letters(config, mesh) else "tensor"
+        axes = (BATCH_AXES, heads) if self.unroll else (None, BATCH_AXES, heads)
         kv = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
         batch = self.batch_sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-        self._prefill = jax.jit(self._prefill_fn, out_shardings=kv)
+        self._prefill = jax.jit(on_mesh(mesh, self._prefill_fn), out_shardings=kv)
         self._new_rows = jax.jit(self._new_rows_fn, static_argnums=(1, 2), out_shardings=(kv, batch))
-        self._extend = jax.jit(self._extend_fn, donate_argnames=("hidden_bgd",), out_shardings=(kv, batch))
-        self._decode = jax.jit(self._decode_fn, out_shardings=(kv, batch, batch, batch))
+        self._extend = jax.jit(
+            on_mesh(mesh, self._extend_fn), donate_argnames=("hidden_bgd",), out_shardings=(kv, batch)
+        )
+        self._decode = jax.jit(on_mesh(mesh, self._decode_fn), out_shardings=(kv, batch, batch, batch))
         # Apart from the functions that read the rows: in one program XLA copies them whole before it writes. A partial,
         # because engines would share the cache of equal functions.
         self._write = jax.jit(functools.partial(write_rows), donate_argnums=0, out_shardings=kv)
@@ -209,13 +212,13 @@ class RolloutEngine:
         n_new = self.decode_size
         batch, n_rows = row_len_bg.shape
         first_bg = prompt_len_b[:, None] + row_len_bg  # position of the first sampled token
-        layers = self._layers(decoder)
+        layers, head = self._layers(decoder), decoder.head()
         prompt_past = (prompt, prompt_mask(prompt, prompt_len_b))
         rows_past = (rows, row_mask(rows, row_len_bg))
 
         def sample(state: dict[str, Any], hidden_bgd: jax.Array) -> dict[str, Any]:
             step, alive = state["step"], state["alive"]
-            token, logp = sample_tokens(decoder.logits(hidden_bgd), temperature, seed_bg, first_bg + step)
+            token, logp = sample_tokens(decoder.logits(hidden_bgd, head), temperature, seed_bg, first_bg + step)
             count = state["count"] + alive
             return {
                 **state,

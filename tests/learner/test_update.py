@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +208,18 @@ def test_a_frozen_learner_holds_parameters_and_nothing_else():
     assert one.reference is None and not jax.tree.leaves(one.state.opt_state)
     with pytest.raises(ValueError, match="this learner is frozen"):
         one.update(some_batch(), round=0)
+
+
+def test_a_transfer_that_nobody_asked_for_is_an_error():
+    """Every setting passes `update` with the guard on; a program that is handed a host array does not."""
+    one = learner()
+    accumulate = one.programs.accumulate
+    one.programs = replace(
+        one.programs, accumulate=lambda g, p, b, micro, *rest: accumulate(g, p, b, jax.device_get(micro), *rest)
+    )
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        one.update(some_batch(), round=0)
+    one.programs = replace(one.programs, accumulate=accumulate)
 
 
 def test_second_update_compiles_nothing():
