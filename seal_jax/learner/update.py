@@ -22,7 +22,7 @@ from seal_jax.learner.metrics import Max, Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, learning_rate, make_optimizer
 from seal_jax.learner.programs import Params, TokenLogp, init_state, make_programs, own_buffers, state_shardings
 from seal_jax.policy.model import token_logp
-from seal_jax.policy.sharding import batch_sharding, check_batch
+from seal_jax.policy.sharding import check_batch, put_batch
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Learner:
         return {name: program._cache_size() for name, program in vars(self.programs).items()}
 
     def _put(self, micro: Batch) -> Batch:
-        return micro if self.mesh is None else jax.device_put(micro, batch_sharding(self.mesh))
+        return put_batch(micro, self.mesh)
 
     def score(self, params: Params, batch: Batch, prompts: np.ndarray | None = None) -> np.ndarray:
         """[B,G,S] float32 log-probs of (the groups `prompts` of) a numpy batch; 0.0 elsewhere and outside the loss."""
