@@ -131,7 +131,7 @@ def check_shared(workdir: Path) -> None:
         )
 
 
-def _holds(path: Path, token: str, patience_s: float = 10.0) -> bool:
+def _holds(path: Path, token: str, patience_s: float = 5.0) -> bool:
     """Network file systems may show a new file late."""
     until = time.monotonic() + patience_s
     while True:
