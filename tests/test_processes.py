@@ -1,4 +1,4 @@
-"""Two processes on this machine, over loopback: they do what one does, and none is left waiting for one that is gone."""
+"""Two processes on this machine, over loopback: they do what one does, and none waits for one that is gone."""
 
 import json
 import os
@@ -93,9 +93,7 @@ def test_two_processes_learn_what_one_does(tmp_path):
         for mine, ones in zip(got["params"], one["params"], strict=True):
             np.testing.assert_allclose(mine, ones, atol=1e-5)
     assert two[0]["metrics"] == two[1]["metrics"] and two[0]["params"] == two[1]["params"]
-    assert (
-        one["metrics"][1]["loss/kl"] > 0 and one["metrics"][0]["norm/gradient"] > 1e-3
-    )  # there was something to learn
+    assert one["metrics"][1]["loss/kl"] > 0 and one["metrics"][0]["norm/gradient"] > 1e-3  # not all zeros
     assert "come apart: the index of process 0 is not that of process 1" in two[0]["apart"]
     for got in two:
         assert "of process 1 is not the folder that process 0 sees" in got["unshared"]
@@ -154,7 +152,7 @@ def test_the_companion_speaks_only_for_a_process_that_said_nothing(tmp_path):
     )
     assert killed[0] == -signal.SIGKILL and orderly == (0, "")
     assert killed[1].count("\n") == 1
-    assert re.search(r"ended early, .* no checkpoint yet in .*; start all processes again", killed[1])
+    assert re.search(r"ended from outside, or by jax .* no checkpoint yet in .*; start all processes again", killed[1])
 
 
 # --- whole runs of the quickstart's policy (minutes) -----------------------------------------------------------------
