@@ -18,6 +18,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from seal_jax import processes
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.chat.official_formats import WireTexts, official_format
@@ -36,6 +37,7 @@ from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
+from seal_jax.policy.local import local_shape
 from seal_jax.policy.sharding import make_mesh, param_shardings, vocab_parts
 from seal_jax.policy.splash import LANES
 from seal_jax.rollout.collector import Collector, batches
@@ -59,20 +61,29 @@ class Policy:
 
 
 def build_mesh(config: ConfigDict) -> Mesh | None:
-    """The device mesh; None for a single device, where every sharding is trivial. Refuses what it cannot split."""
-    if jax.process_count() > 1:
-        raise ValueError(f"this is one of {jax.process_count()} processes, and a run needs one; start it on one host")
-    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    if shape == (1, 1, 1):
+    """The device mesh, of all processes; None for a single device, where every sharding is trivial. Refuses what it
+    cannot split.
+    """
+    shape, n_processes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor), processes.count()
+    if shape == (1, 1, 1) and n_processes == 1:
         return None
     mesh = make_mesh(shape)
+    if n_processes > 1 and mesh.size != jax.device_count():
+        raise ValueError(
+            f"config.mesh={shape} takes {mesh.size} of the {jax.device_count()} devices of {n_processes} processes; "
+            "each has to train with all of its own; set config.mesh.data=-1 or config.mesh.fsdp=-1"
+        )
     ways = mesh.shape["data"] * mesh.shape["fsdp"]  # known only now: a size of -1 is whatever devices are left
-    for name in ("learner.prompts_per_micro", "buckets.groups"):
+    data, fsdp, _ = local_shape(mesh)  # where a process plays
+    for name, n, whose in (
+        ("learner.prompts_per_micro", ways, ""),
+        ("buckets.groups", data * fsdp, "" if n_processes == 1 else " of each process"),
+    ):
         value = lookup(config, name)
-        if np.any(np.array(value) % ways):
-            mend = f"multiples of {ways}" if isinstance(value, tuple) else f"a multiple of {ways}"
+        if np.any(np.array(value) % n):
+            mend = f"multiples of {n}" if isinstance(value, tuple) else f"a multiple of {n}"
             raise ValueError(
-                f"config.{name}={value} does not divide over data x fsdp = {ways} devices (config.mesh={shape}); "
+                f"config.{name}={value} does not divide over data x fsdp = {n} devices{whose} (config.mesh={shape}); "
                 f"use {mend} or a smaller mesh"
             )
     return mesh
@@ -159,7 +170,8 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
         policy, params = load_gguf(config.policy.path, shardings=shardings, vocab_parts=parts, **overrides)
         tokenizer = tokenizer_from_gguf(config.policy.path)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
-    if config.policy.source == "hf" or start.exists():
+    # (Process 0 looks for all: it may be making the folder while another one looks.)
+    if config.policy.source == "hf" or processes.told_by_first(start.exists()):
         source = config.policy.path if config.policy.source == "hf" else start
         policy, params = load_hf(source, shardings=shardings, vocab_parts=parts, **overrides)
         tokenizer = load_tokenizer(source)
@@ -168,7 +180,8 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
 
     made = warm_start(config, overrides, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
-    write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")
+    if processes.first():
+        write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")
     return made
 
 

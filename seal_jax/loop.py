@@ -41,7 +41,7 @@ def seal_round(run: Run) -> None:
     # Act: G rollouts of each task; a share of each group's rows sees the cues of Ω_t.
     with run.timer.phase("rollout"):
         groups = run.collector.collect(
-            run.learner.params,
+            run.acting_params(),
             tasks,
             interface,
             rollouts=config.rollouts,
@@ -55,7 +55,9 @@ def seal_round(run: Run) -> None:
     with run.timer.phase("diagnosis"):
         verdicts = [[run.collector.verify(task, x) for x in g] for task, g in zip(tasks, groups, strict=True)]
         diagnoses = [[diagnose(v) for v in group] for group in verdicts]
-        rewards = [[v.reward for v in group] for group in verdicts]
+    # Of several processes, each has played tasks of its own; from here on all hold all of them.
+    groups, verdicts, diagnoses = run.exchanged(groups, verdicts, diagnoses)
+    rewards = [[v.reward for v in group] for group in verdicts]
 
     # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
     with run.timer.phase("update"):
@@ -65,7 +67,7 @@ def seal_round(run: Run) -> None:
         learned = run.learner.update(batch, round=t, utility_z=run.utility(labels, rewards))
 
     # Evolve Ω: the profile is counted on rows that saw no cue, whenever there are any.
-    run.profile = run.profiled(tasks, groups, diagnoses)
+    run.profile = run.profiled(groups, diagnoses)
     if config.interface.closed_loop or t == 1:
         run.interface = evolve(interface, run.profile)
 
@@ -77,7 +79,7 @@ def run_evaluation(run: Run, split: str, protocol: Protocol, known: Evaluation |
     """Strict evaluation of the current policy on a split: greedy, bare interface. `known`: what it played already."""
     collector, tasks = run.evaluators[protocol], run.eval_tasks[split]
     with run.timer.phase("evaluation"):
-        return evaluate(run.learner.params, collector, tasks, split, run.evaluating(split, protocol), known)
+        return evaluate(run.acting_params(), collector, tasks, split, run.evaluating(split, protocol), known)
 
 
 def report(run: Run, when: str) -> None:

@@ -21,6 +21,8 @@ from types import ModuleType
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
+from seal_jax.last_words import companion
+
 
 class RecipeError(Exception):
     """A recipe that does not load. (Not a ValueError: absl would print its usage text around it.)"""
@@ -67,6 +69,14 @@ _MODE = flags.DEFINE_enum(
     "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
     "checkpoint the starting policy).",
 )
+_DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "Join the other processes of a TPU slice, GKE or SLURM job (docs/many_hosts.md)."
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", "", "host:port of process 0, for processes that are started by hand; with the next two flags."
+)
+_PROCESS_COUNT = flags.DEFINE_integer("process_count", 0, "How many processes there are (with --coordinator).")
+_PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Which one this is, from 0 on (with --coordinator).")
 _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Folder of compiled programs; '' = none.")
 
 
@@ -76,12 +86,12 @@ def main(argv: list[str]) -> None:
         sys.exit(2)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
+    joining = _DISTRIBUTED.value or _COORDINATOR.value or _PROCESS_COUNT.value or _PROCESS_ID.value >= 0
+    done = companion(str(_WORKDIR.value)) if joining else lambda: None  # it forks, so before jax is there
     # Imported late, so that --help and a misspelt flag answer at once.
     import jax
 
-    from seal_jax.config import validate
-    from seal_jax.loop import evaluate_only, train
-    from seal_jax.run import Run
+    from seal_jax import processes
     from seal_jax.telemetry.logs import quiet_libraries
 
     quiet_libraries()
@@ -89,12 +99,34 @@ def main(argv: list[str]) -> None:
     jax.config.update("jax_compilation_cache_dir", os.path.expanduser(_CACHE.value) if _CACHE.value else None)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
+    if not joining:
+        carry_out()
+        return
+    try:
+        processes.join(_COORDINATOR.value, _PROCESS_COUNT.value, _PROCESS_ID.value)
+    except BaseException as error:
+        done()
+        if flags.FLAGS.showtraceback or not isinstance(error, ValueError):
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # without jax's own leave-taking from processes that it has not met
+    with processes.together(str(_WORKDIR.value), done):
+        carry_out()
+
+
+def carry_out() -> None:
+    """The run of the flags, in this process."""
+    from seal_jax.config import validate
+    from seal_jax.loop import evaluate_only, train
+    from seal_jax.processes import lost_peer
+    from seal_jax.run import Run
+
     try:
         validate(_CONFIG.value)
         job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
     except (ValueError, OSError, ImportError) as error:
         # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.
-        if flags.FLAGS.showtraceback:
+        if flags.FLAGS.showtraceback or lost_peer(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

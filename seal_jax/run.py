@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from ml_collections import ConfigDict
 
-from seal_jax import assembly
+from seal_jax import assembly, processes
 from seal_jax.chat.formats import reasoning_rewrites
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.checkpoints import Checkpoints, check_workdir, drop_workdir, hold_workdir, write_config
@@ -24,6 +24,8 @@ from seal_jax.evaluation.strict import Evaluation, result_name
 from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues
 from seal_jax.learner.utility import DynamicWeights, utility_vector
+from seal_jax.policy.config import Params
+from seal_jax.policy.local import LocalCopies, spans_processes
 from seal_jax.provenance import describe, provenance
 from seal_jax.rollout.collector import Collector
 from seal_jax.telemetry import PhaseTimer, RunRecorder, peak_rss_mib
@@ -31,11 +33,19 @@ from seal_jax.telemetry.compare import compare
 from seal_jax.telemetry.figures import draw
 from seal_jax.telemetry.progress import Progress, closing_table
 from seal_jax.telemetry.recorder import read_jsonl
-from seal_jax.types import Diagnosis, Protocol, Task, Trajectory, TurnLabel, Verdict
+from seal_jax.types import Diagnosis, Protocol, Trajectory, TurnLabel, Verdict
 
-#: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log, on what mesh,
-#: in what order the host does its work.
-FREE = ("rounds", "eval", "checkpoint", "trajectories_logged", "mesh", "overlap_environment")
+#: Settings that may change when a workdir is resumed: how long to run, what to evaluate, keep and log; and what changes
+#: no result: on what mesh, in what portions and order.
+FREE = (
+    *("rounds", "eval", "checkpoint", "trajectories_logged"),
+    *("mesh", "learner.prompts_per_micro", "overlap_environment"),
+)
+
+#: Of one round: [prompt][rollout].
+Played = list[list[Trajectory]]
+Judged = list[list[Verdict]]
+Diagnosed = list[list[Diagnosis]]
 
 
 class Run:
@@ -52,9 +62,11 @@ class Run:
         new = not workdir.exists()
         self._lock = hold_workdir(workdir)
         try:
+            processes.agree("the config", config.to_dict())
+            processes.check_shared(workdir)
             self._build(config, workdir)
         except BaseException:
-            if new:
+            if new and processes.first():
                 drop_workdir(workdir)
             self._lock.close()
             raise
@@ -73,10 +85,18 @@ class Run:
         self.suite = assembly.build_suite(config)
         self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", *REPORTED)}
         train_tasks = self.suite.tasks("train")
-        self.batches = task_batches(train_tasks, config.tasks_per_round, config.seed)
+        self.batches = task_batches(
+            train_tasks,
+            config.tasks_per_round,
+            config.seed,
+            process_index=jax.process_index(),
+            process_count=processes.count(),
+        )
         policy = assembly.starting_policy(config, workdir, mesh, self.timer)
         self.policy_metrics = policy.metrics
-        self.collector = assembly.build_collector(config, policy, self.suite, mesh, self.timer)
+        self._local = LocalCopies(mesh) if mesh is not None and spans_processes(mesh) else None
+        playing = mesh if self._local is None else self._local.mesh
+        self.collector = assembly.build_collector(config, policy, self.suite, playing, self.timer)
         self.evaluators: dict[Protocol, Collector] = {"seal": self.collector}
         if "official" in self.protocols:
             context = policy.config.max_position
@@ -106,12 +126,14 @@ class Run:
             workdir,
             first_round=0 if saved is None else saved + 1,
             trajectories_per_round=config.trajectories_logged,
-            enabled=jax.process_index() == 0,
+            enabled=processes.first(),
             wall=self.timer.wall,
         )
         self.recorder.provenance(started)
         write_config(workdir, config.to_dict())
-        self.progress = Progress(config.rounds, title=f"SEAL on {config.suite}")
+        self.progress = Progress(
+            config.rounds, title=f"SEAL on {config.suite}", mode="auto" if processes.first() else "off"
+        )
         self.timer.on_phase = self.progress.phase
         if self.round:
             self.progress.message(f"resumed from {workdir} after round {self.round} of {config.rounds}")
@@ -159,6 +181,18 @@ class Run:
             self.progress.message(f"reporting round {best.round}, the best on validation ({best.score:.1%})")
 
     # --- what the loop asks ----------------------------------------------------------------------------------------
+    def acting_params(self) -> Params:
+        """The policy's parameters where this process plays; collective where there are several."""
+        return self.learner.params if self._local is None else self._local(self.learner.params)
+
+    def exchanged(self, groups: Played, verdicts: Judged, diagnoses: Diagnosed) -> tuple[Played, Judged, Diagnosed]:
+        """The groups of all processes, in the order in which one would have played them; collective."""
+        if processes.count() == 1:
+            return groups, verdicts, diagnoses
+        with self.timer.phase("exchange"):
+            everyones = processes.exchange(list(zip(groups, verdicts, diagnoses, strict=True)))
+        return [g for g, _, _ in everyones], [v for _, v, _ in everyones], [d for _, _, d in everyones]
+
     def weighed_labels(
         self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
     ) -> Sequence[Sequence[Diagnosis]]:
@@ -181,14 +215,13 @@ class Run:
 
     def profiled(
         self,
-        tasks: Sequence[Task],
         groups: Sequence[Sequence[Trajectory]],
         diagnoses: Sequence[Sequence[Diagnosis]],
     ) -> Profile:
         """C_{t+1}, counted from bare rows whenever there are any: cued rows report mastery that is not there."""
         rows = [
-            (d, task.category, x.cued)
-            for task, group, labels in zip(tasks, groups, diagnoses, strict=True)
+            (d, x.category, x.cued)
+            for group, labels in zip(groups, diagnoses, strict=True)
             for x, d in zip(group, labels, strict=True)
         ]
         bare = [r for r in rows if not r[2]]
@@ -205,6 +238,8 @@ class Run:
         learned: dict[str, float],
     ) -> None:
         """Everything about the round that just ended, under the names of `seal_jax.telemetry`."""
+        evolved = {"interface": self.interface.to_dict(), "profile": self.profile.to_dict()}
+        processes.agree(f"the interface or profile after round {self.round}", evolved)
         rows = [
             (x, v, d)
             for group, vs, ds in zip(groups, verdicts, diagnoses, strict=True)
@@ -290,6 +325,8 @@ class Run:
             **self.policy_metrics,
         }
         self.recorder.summary(summary)
+        if not processes.first():
+            return summary
         figures = draw(self.workdir) if self.round else []
         self.progress.console.print(
             closing_table(
@@ -310,7 +347,8 @@ class Run:
     def __exit__(self, *exc: object) -> None:
         self.progress.close()
         self.recorder.close()
-        self.checkpoints.close()
+        if not any(exc) or processes.count() == 1:  # else Orbax may wait for processes that are gone
+            self.checkpoints.close()
         self._lock.close()
 
 

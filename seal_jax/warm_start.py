@@ -17,6 +17,7 @@ from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from seal_jax import processes
 from seal_jax.assembly import Policy, episode_limits, interface_settings, same_ids, sft_settings
 from seal_jax.chat.formats import ChatFormat, get_format
 from seal_jax.chat.tokenizer import Tokenizer, train_tokenizer
@@ -47,6 +48,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
             scaffold=chat.scaffold,
         )
     policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer).padded_to(vocab_parts(mesh))
+    processes.agree("the tokenizer", tokenizer.encode("".join(texts[:50])))
     params = init_params(policy, config.seed, mesh)
     if not ws.enabled:
         logging.warning("config.warm_start.enabled=False with policy.source='tiny': the policy starts from noise")

@@ -282,10 +282,13 @@ def test_the_accelerator_recipes_fit_any_usual_number_of_devices(devices):
         assert (1 if mesh is None else mesh.shape["fsdp"]) == devices
 
 
-def test_several_processes_are_refused(monkeypatch):
+@pytest.mark.parametrize("mesh", [{}, {"mesh.fsdp": 4}])
+def test_several_processes_need_a_mesh_of_all_their_devices(monkeypatch, mesh):
     monkeypatch.setattr("jax.process_count", lambda: 4)
-    with pytest.raises(ValueError, match="one of 4 processes"):
-        build_mesh(default_config())
+    config = default_config()
+    config.update_from_flattened_dict({"learner.prompts_per_micro": 4, **mesh})
+    with pytest.raises(ValueError, match="of the 8 devices of 4 processes; .* set config.mesh.data=-1 or config.mesh"):
+        build_mesh(config)
 
 
 def test_tasks_that_cannot_be_halved_do_not_overlap():
@@ -431,6 +434,10 @@ def test_a_misspelt_suite_option_is_named(option):
     assert "\n" not in str(error.value)
 
 
+#: The flags of a run in one process.
+ALONE = {"DISTRIBUTED": False, "COORDINATOR": "", "PROCESS_COUNT": 0, "PROCESS_ID": -1}
+
+
 @pytest.mark.parametrize("during", ["validate", "start", "disk", "training"])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatch, capsys, during, mode):
@@ -449,7 +456,7 @@ def test_only_what_fails_before_training_is_cut_to_one_line(tmp_path, monkeypatc
 
     config = default_config()
     config.rollouts = 1 if during == "validate" else 8
-    for name, value in {"CONFIG": config, "WORKDIR": tmp_path, "MODE": mode, "CACHE": ""}.items():
+    for name, value in {"CONFIG": config, "WORKDIR": tmp_path, "MODE": mode, "CACHE": "", **ALONE}.items():
         monkeypatch.setattr(main, f"_{name}", SimpleNamespace(value=value))
     monkeypatch.setattr(main, "flags", SimpleNamespace(FLAGS=SimpleNamespace(showtraceback=False)))
     monkeypatch.setattr("seal_jax.run.Run", Run)
@@ -480,7 +487,7 @@ def test_an_interrupt_is_one_line(tmp_path, monkeypatch, capsys, saved, kept):
     def train(run):
         raise KeyboardInterrupt
 
-    for name, value in {"CONFIG": default_config(), "WORKDIR": tmp_path, "MODE": "train", "CACHE": ""}.items():
+    for name, value in {"CONFIG": default_config(), "WORKDIR": tmp_path, "MODE": "train", "CACHE": "", **ALONE}.items():
         monkeypatch.setattr(main, f"_{name}", SimpleNamespace(value=value))
     monkeypatch.setattr(main, "flags", SimpleNamespace(FLAGS=SimpleNamespace(showtraceback=False)))
     monkeypatch.setattr("seal_jax.run.Run", Run)

@@ -117,6 +117,9 @@ def test_a_real_call_runs_what_the_dry_run_prints(tools, tmp_path):
     ] == "gcloud compute tpus tpu-vm delete seal-1 --zone=z --quiet"
 
 
+START = ("start", "--name", "a", "--zone", "z", "--config", "c", "--type")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -125,9 +128,11 @@ def test_a_real_call_runs_what_the_dry_run_prints(tools, tmp_path):
         (("all", "--zone", "z"), "--name is missing"),
         (("all", "--name", "Bad_Name", "--zone", "z"), "must be lower-case"),
         (("create", "--name", "a", "--zone", "z"), "--type is missing"),
-        (("create", "--name", "a", "--zone", "z", "--type", "v5p-16"), "several hosts; the package runs on one"),
-        (("start", "--name", "a", "--zone", "z"), "--config is missing"),
-        (("start", "--name", "a", "--zone", "z", "--config", "c", "--bucket", "b"), "must begin with gs://"),
+        (("start", "--name", "a", "--zone", "z", "--config", "c"), "--type is missing"),
+        ((*START, "v5p-16", "--bucket", "gs://b/p"), "several hosts, which need one shared workdir"),
+        ((*START, "v5p-16", "--mount", "m"), "--workdir '' must be an absolute path on a file system that they share"),
+        (("start", "--name", "a", "--zone", "z", "--type", "v4-8"), "--config is missing"),
+        ((*START, "v4-8", "--bucket", "b"), "must begin with gs://"),
         (("start", "--nmae", "a"), "unknown option '--nmae'"),
         (("start", "--name"), "--name needs a value"),
     ],
@@ -189,13 +194,33 @@ def test_a_bucket_that_cannot_be_read_ends_the_job_before_anything_is_overwritte
     assert "gs://b/x" in status.stdout and "nothing was started" in status.stdout
 
 
-@pytest.mark.parametrize("command", ["install", "start", "run"])
-def test_a_second_host_is_refused(tools, tmp_path, command):
+@pytest.mark.parametrize("command", ["start", "run"])
+def test_a_second_host_needs_a_job_of_several(tools, tmp_path, command):
     stand_in(tmp_path / "bin", "hostname", "echo t1v-n-0f3a-w-1")
     (tmp_path / "calls").touch()
     done, calls = work(tools, tmp_path, command)
-    assert done.returncode == 2 and "one host" in done.stderr and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and "the job is of one host" in done.stderr and done.stderr.count("\n") == 1
+    done, calls = work(tools, tmp_path, command, DISTRIBUTED="1")  # with a bucket
+    assert done.returncode == 2 and "one shared WORKDIR" in done.stderr and done.stderr.count("\n") == 1
     assert calls == []
+
+
+def test_every_host_of_several_joins_the_job_in_the_shared_folder(tools, tmp_path):
+    stand_in(tmp_path / "bin", "hostname", "echo t1v-n-0f3a-w-1")
+    shared = tmp_path / "shared"
+    mount = f"mkdir -p {shared}"
+    done, calls = work(tools, tmp_path, DISTRIBUTED="1", BUCKET="", MOUNT=mount, WORKDIR=str(shared / "x"))
+    assert done.returncode == 0, done.stderr
+    assert calls == [
+        f"python -m seal_jax.main --config=configs/toolbox.py --workdir={shared}/x --distributed --config.seed=2"
+    ]
+
+
+@pytest.mark.parametrize("kind, several", [("v5litepod-8", False), ("v5litepod-16", True)])
+def test_the_number_of_hosts_decides_whether_the_job_is_distributed(tools, kind, several):
+    done = script(tools, *START, kind, "--mount", "m", "--workdir", "/mnt/x", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert ("DISTRIBUTED=1 bash" in done.stdout) == several and "--worker=all" in done.stdout
 
 
 def test_the_example_of_the_header_uses_the_chips_that_it_rents():

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # The part of run_on_tpu_vm.sh that runs on a worker: install | start | run | status | stop.
 #
-# Settings come from the environment: CONFIG, WORKDIR, BUCKET, MOUNT, ARGS (see run_on_tpu_vm.sh). PYTHON is the
-# interpreter of the job, SYNC_SECONDS the time between two copies to the bucket.
+# Settings come from the environment: CONFIG, WORKDIR, BUCKET, MOUNT, ARGS (see run_on_tpu_vm.sh). DISTRIBUTED=1: this
+# worker is one of several that run one job in one shared WORKDIR. PYTHON is the interpreter of the job, SYNC_SECONDS
+# the time between two copies to the bucket.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 venv="$HOME/seal_venv"
 PYTHON="${PYTHON:-$venv/bin/python}"
 SYNC_SECONDS="${SYNC_SECONDS:-300}"
-CONFIG="${CONFIG:-}" WORKDIR="${WORKDIR:-runs/seal}" BUCKET="${BUCKET:-}" MOUNT="${MOUNT:-}" ARGS="${ARGS:-}"
+CONFIG="${CONFIG:-}" WORKDIR="${WORKDIR:-runs/seal}" BUCKET="${BUCKET:-}" MOUNT="${MOUNT:-}" ARGS="${ARGS:-}" DISTRIBUTED="${DISTRIBUTED:-}"
 [[ "$WORKDIR" == /* ]] || WORKDIR="$HOME/$WORKDIR"
 # Beside the workdir, not in it: the workdir is copied to the bucket and back.
 state="$HOME/.seal_job"
@@ -17,9 +18,13 @@ state="$HOME/.seal_job"
 worker="$(hostname | sed -n 's/.*-w-\([0-9]*\)$/\1/p')"
 
 case "${1:-}" in
-  install | start | run)
-    if [[ "${worker:-0}" != 0 ]]; then
-      echo "on_worker.sh: this is worker $worker, but the package runs on one host; take a type with one worker" >&2
+  start | run)
+    if [[ "${worker:-0}" != 0 && -z "$DISTRIBUTED" ]]; then
+      echo "on_worker.sh: this is worker $worker, but the job is of one host; give DISTRIBUTED=1 to all workers" >&2
+      exit 2
+    fi
+    if [[ -n "$DISTRIBUTED" && -n "$BUCKET" ]]; then
+      echo "on_worker.sh: BUCKET is copied to each worker's own disk, but several workers need one shared WORKDIR" >&2
       exit 2
     fi
     ;;
@@ -41,11 +46,12 @@ case "${1:-}" in
       exit 0
     fi
     rm -f "$state/exit" "$state/pid"
-    export CONFIG WORKDIR BUCKET MOUNT ARGS PYTHON SYNC_SECONDS
+    export CONFIG WORKDIR BUCKET MOUNT ARGS DISTRIBUTED PYTHON SYNC_SECONDS
     if command -v tmux >/dev/null; then
       # tmux's server keeps its own environment: the settings are handed over in the command.
-      tmux new-session -d -s seal "$(printf 'env CONFIG=%q WORKDIR=%q BUCKET=%q MOUNT=%q ARGS=%q PYTHON=%q bash %q run' \
-        "$CONFIG" "$WORKDIR" "$BUCKET" "$MOUNT" "$ARGS" "$PYTHON" "${BASH_SOURCE[0]}")"
+      tmux new-session -d -s seal "$(printf \
+        'env CONFIG=%q WORKDIR=%q BUCKET=%q MOUNT=%q ARGS=%q DISTRIBUTED=%q PYTHON=%q bash %q run' \
+        "$CONFIG" "$WORKDIR" "$BUCKET" "$MOUNT" "$ARGS" "$DISTRIBUTED" "$PYTHON" "${BASH_SOURCE[0]}")"
     else
       nohup bash "${BASH_SOURCE[0]}" run >/dev/null 2>&1 </dev/null &
     fi
@@ -84,7 +90,8 @@ case "${1:-}" in
     code=0
     # shellcheck disable=SC2086
     (cd "$here" && exec env SEAL_JAX_COMMIT="$(cat COMMIT 2>/dev/null || echo unknown)" \
-      "$PYTHON" -m seal_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" $ARGS) || code=$?
+      "$PYTHON" -m seal_jax.main "--config=$CONFIG" "--workdir=$WORKDIR" ${DISTRIBUTED:+--distributed} $ARGS) ||
+      code=$?
     if [[ -n "$copier" ]]; then
       kill "$copier" 2>/dev/null || true
       to_bucket

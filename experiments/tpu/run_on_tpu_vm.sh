@@ -17,7 +17,7 @@
 # Options:
 #   --name NAME          VM name; also the run's name                    (required)
 #   --zone ZONE          e.g. us-west4-a                                 (required)
-#   --type TYPE          accelerator type, e.g. v5litepod-4, v4-8        (required by create)
+#   --type TYPE          accelerator type, e.g. v5litepod-4, v4-8        (required by create and start)
 #   --version RUNTIME    TPU software version                            (default: chosen by type)
 #   --project PROJECT    Google Cloud project                            (default: gcloud's own)
 #   --config CONFIG      config file, as for seal_jax.main               (required by start)
@@ -39,8 +39,10 @@
 # enough. After a spot VM was taken away, run `all` again with the same --name and --bucket: the workdir comes back from
 # the bucket. Without --bucket the workdir lives and dies with the VM.
 #
-# One host only: the package does not join several hosts into one job, so TYPE must have a single worker (up to 8 in its
-# name) and a second worker refuses to install and to start. The job uses the chips that config.mesh says, by default one.
+# Several hosts (a number above 8 in TYPE): every worker runs one process of the job (`--distributed`). They need one
+# shared workdir: --mount mounts it on every worker (Filestore or another NFS), and --workdir is a path on it. --bucket
+# is for one host, because it copies to a worker's own disk. The job uses the chips that config.mesh says: by default
+# one, and of several hosts it has to take all (--args "--config.mesh.fsdp=-1 ..."). See docs/many_hosts.md.
 #
 # Tested by a dry run and with stand-ins for gcloud and python; nobody has run it on a real TPU for this repository.
 set -euo pipefail
@@ -86,11 +88,17 @@ done
 [[ -n "$name" ]] || fail "--name is missing"
 [[ "$name" =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] || fail "--name '$name' must be lower-case letters, digits and hyphens"
 [[ -n "$zone" ]] || fail "--zone is missing"
-needs_type=" all create "
+needs_type=" all create start "
 [[ "$needs_type" != *" $step "* || -n "$type" ]] || fail "--type is missing, e.g. --type v5litepod-4"
 # In every generation a number above 8 (chips or cores) takes more than one host.
-[[ ! "$type" =~ -([0-9]+)$ || $((10#${BASH_REMATCH[1]})) -le 8 ]] ||
-  fail "--type $type has several hosts; the package runs on one, e.g. v5litepod-8"
+distributed=""
+[[ ! "$type" =~ -([0-9]+)$ || $((10#${BASH_REMATCH[1]})) -le 8 ]] || distributed=1
+if [[ -n "$distributed" && "$needs_type" == *" $step "* && "$step" != create ]]; then
+  [[ -z "$bucket" ]] ||
+    fail "--type $type has several hosts, which need one shared workdir; give --mount and --workdir in place of --bucket"
+  [[ "$workdir" == /* ]] ||
+    fail "--type $type has several hosts; --workdir '$workdir' must be an absolute path on a file system that they share"
+fi
 needs_config=" all start "
 [[ "$needs_config" != *" $step "* || -n "$config" ]] || fail "--config is missing, e.g. --config configs/toolbox.py"
 [[ -z "$bucket" || "$bucket" == gs://* ]] || fail "--bucket '$bucket' must begin with gs://"
@@ -119,13 +127,13 @@ run() {
   printf '%s\n' "$line"
   [[ "$dry_run" == 1 ]] || "$@"
 }
-# `all` below is the one worker; on a VM with more, the others refuse (on_worker.sh) and so end the step.
+# On a VM with several workers `all` below is each of them.
 ssh_to() { run gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" "--worker=$1" "--command=$2"; }
 
 # The job's settings as the worker script reads them; each value quoted once for the remote shell.
 job() {
-  printf 'CONFIG=%q WORKDIR=%q BUCKET=%q MOUNT=%q ARGS=%q bash seal_jax/experiments/tpu/on_worker.sh %s' \
-    "$config" "$workdir" "$bucket" "$mount" "$args" "$1"
+  printf 'CONFIG=%q WORKDIR=%q BUCKET=%q MOUNT=%q ARGS=%q DISTRIBUTED=%q bash seal_jax/experiments/tpu/on_worker.sh %s' \
+    "$config" "$workdir" "$bucket" "$mount" "$args" "$distributed" "$1"
 }
 
 create() {

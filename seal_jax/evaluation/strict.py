@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from seal_jax import processes
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs.verifier import Verifier
 from seal_jax.interface import BARE
@@ -89,10 +90,12 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     known: Evaluation | None = None,
 ) -> Evaluation:
-    """Plays every task once, greedily, without any cue, and verifies and diagnoses it.
+    """Plays every task once, greedily, without any cue, and verifies and diagnoses it. Several processes share the
+    tasks, and each returns the whole evaluation.
 
     Args:
-      progress: told (episodes done, episodes in all) as they are played.
+      params: on this process's devices.
+      progress: told (episodes done, episodes in all of this process) as they are played.
       known: another evaluation of the same policy in the same protocol; its tasks are not played again.
     """
     if not tasks:
@@ -101,11 +104,14 @@ def evaluate(
     rows = {t.task_id: (t, v, d) for t, v, d in have}
     new = [task for task in tasks if task.id not in rows]
     if new:
-        groups = collector.collect(params, new, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
+        mine = new[processes.share(len(new))]
+        groups = collector.collect(params, mine, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
         verifier = Verifier(collector.suite)
-        for task, (trajectory,) in zip(new, groups, strict=True):
+        played = []
+        for task, (trajectory,) in zip(mine, groups, strict=True):
             verdict = verifier.verify_trajectory(task, trajectory)
-            rows[task.id] = (trajectory, verdict, diagnose(verdict))
+            played.append((trajectory, verdict, diagnose(verdict)))
+        rows |= {row[0].task_id: row for row in processes.exchange(played)}
     trajectories, verdicts, diagnoses = zip(*(rows[task.id] for task in tasks), strict=True)
     return Evaluation(
         split=split,

@@ -126,13 +126,16 @@ def make_programs(
     """The functions of an update for train states laid out as `shardings`. Gradients and states are donated."""
     mesh = getattr(shardings.step, "mesh", None)  # a single device has none
     logp = on_mesh(mesh, partial(_logp, logp_fn, config, temperature))
+    # What the host reads: where the devices of several processes take part, each process needs it whole.
+    read = None if shardings.step.is_fully_addressable else shardings.step
     return Programs(
-        score=jax.jit(logp),
+        score=jax.jit(logp, out_shardings=read),
         zeros=jax.jit(lambda params: jax.tree.map(jnp.zeros_like, params), out_shardings=shardings.params),
-        mass=jax.jit(partial(_mass, loss)),
-        accumulate=jax.jit(partial(_accumulate, logp, loss), donate_argnums=0, out_shardings=(shardings.params, None)),
-        norm=jax.jit(partial(global_norm)),  # a function of our own: jit shares the cache of equal functions
-        apply=jax.jit(partial(_apply, optimizer), donate_argnums=0, out_shardings=(shardings, None)),
+        mass=jax.jit(partial(_mass, loss), out_shardings=read),
+        accumulate=jax.jit(partial(_accumulate, logp, loss), donate_argnums=0, out_shardings=(shardings.params, read)),
+        # A function of our own: jit shares the cache of equal functions.
+        norm=jax.jit(partial(global_norm), out_shardings=read),
+        apply=jax.jit(partial(_apply, optimizer), donate_argnums=0, out_shardings=(shardings, read)),
     )
 
 

@@ -22,7 +22,7 @@ from seal_jax.learner.metrics import Max, Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, learning_rate, make_optimizer
 from seal_jax.learner.programs import Params, TokenLogp, init_state, make_programs, own_buffers, state_shardings
 from seal_jax.policy.model import token_logp
-from seal_jax.policy.sharding import batch_sharding, check_batch
+from seal_jax.policy.sharding import batch_sharding, check_batch, put
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Learner:
         return {name: program._cache_size() for name, program in vars(self.programs).items()}
 
     def _put(self, micro: Batch) -> Batch:
-        return jax.device_put(micro, self._everywhere if self.mesh is None else batch_sharding(self.mesh))
+        return put(micro, self._everywhere if self.mesh is None else batch_sharding(self.mesh))
 
     def score(self, params: Params, batch: Batch, prompts: np.ndarray | None = None) -> np.ndarray:
         """[B,G,S] float32 log-probs of (the groups `prompts` of) a numpy batch; 0.0 elsewhere and outside the loss."""
@@ -190,11 +190,11 @@ class Learner:
         whole = denominators(mini, 1.0 / max(len(micros), 1))
         counts["empty"] += int(whole.tokens == 0)
         placed = [self._put(micro) for _, micro in micros]
-        whole, utility_z = jax.device_put((whole, utility_z), self._everywhere)
+        whole, utility_z = put((whole, utility_z), self._everywhere)
         if self.loss.normalize_weights and self.loss.reweight != "none":
             mass = np.zeros(2) + sum(jax.device_get([self.programs.mass(m, whole, utility_z) for m in placed]))
             scale = np.float32(mass[1] / mass[0] if mass[0] > 0 else 1.0)
-            whole = replace(whole, weight_scale=jax.device_put(scale, self._everywhere))
+            whole = replace(whole, weight_scale=put(scale, self._everywhere))
         gradients, parts = self.programs.zeros(self.state.params), []
         for (_, micro), there in zip(micros, placed, strict=True):
             gradients, metrics = self.programs.accumulate(gradients, self.state.params, {}, there, whole, utility_z)

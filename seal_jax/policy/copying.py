@@ -17,12 +17,11 @@ Contents are matched in the dimensions that RoPE turns slowest.
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.model import rope_inverse_frequencies
+from seal_jax.policy.sharding import place, to_host
 
 _SHARP = 6.0  # attention score by which a head of layer 0 prefers its place
 _WIDE = 3.0  # attention score by which a head prefers its neighbourhood
@@ -50,7 +49,7 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
     rng = np.random.default_rng([seed, 0xC0])
     frequency = rope_inverse_frequencies(c).astype(np.float64)  # radians per token
     half = len(frequency)
-    layers = {name: np.array(value) for name, value in params["layers"].items()}
+    layers = {name: np.array(to_host(value)) for name, value in params["layers"].items()}
     q, k, v, o = (layers[name] for name in ("q_ldnh", "k_ldkh", "v_ldkh", "o_lnhd"))
 
     def basis(width: int) -> np.ndarray:
@@ -96,8 +95,5 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
             elif middle.any() and (distance := next(neighbourhoods, None)):
                 hush(layer, head, keep=0.5)
                 look_back(layer, head, distance, _WIDE * middle / middle.sum())
-    wired = {
-        name: jax.device_put(jnp.asarray(layers[name], old.dtype), old.sharding)
-        for name, old in params["layers"].items()
-    }
+    wired = {name: place(layers[name].astype(old.dtype), old.sharding) for name, old in params["layers"].items()}
     return {**params, "layers": wired}

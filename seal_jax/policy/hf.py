@@ -17,6 +17,7 @@ import numpy as np
 
 from seal_jax.policy import weights
 from seal_jax.policy.config import Params, PolicyConfig
+from seal_jax.policy.sharding import to_host
 
 if TYPE_CHECKING:
     from seal_jax.chat.tokenizer import Tokenizer
@@ -380,19 +381,11 @@ def _file_tensors(config: PolicyConfig, params: Params, dtype: np.dtype) -> Iter
 
     for param, value in params.items():
         if param != "layers":
-            yield tensor_name(param, None), ready(param, _to_host(value))
+            yield tensor_name(param, None), ready(param, to_host(value))
     for param, value in params["layers"].items():
-        host = _to_host(value)
+        host = to_host(value)
         for layer in range(config.n_layers):
             yield tensor_name(param, layer), ready(param, host[layer])
-
-
-def _to_host(value: Any) -> np.ndarray:
-    if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        from jax.experimental import multihost_utils
-
-        value = multihost_utils.process_allgather(value, tiled=True)
-    return np.asarray(value)
 
 
 def _write_shards(folder: Path, tensors: Iterator[tuple[str, np.ndarray]], max_bytes: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shapes
 
@@ -36,7 +36,8 @@ def make_mesh(shape: Sequence[int] = (1, 1, 1), devices: Sequence[jax.Device] | 
 
     Raises ValueError if the shape needs more devices than there are.
     """
-    devices = jax.devices() if devices is None else list(devices)
+    # Of several processes, each one's devices stand together (jax numbers some TPU slices otherwise).
+    devices = sorted(jax.devices(), key=lambda d: (d.process_index, d.id)) if devices is None else list(devices)
     shape = list(shape)
     if len(shape) != len(AXES) or any(n < 1 and n != -1 for n in shape) or shape.count(-1) > 1:
         raise ValueError(f"config.mesh={tuple(shape)} is not three positive sizes for {AXES} (one may be -1)")
@@ -156,6 +157,36 @@ def shard_params(config: PolicyConfig, params: Params, mesh: Mesh) -> Params:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Arrays whose leading axis is the batch of groups: split over data and fsdp, whole groups per device."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def put_batch(batch: Any, mesh: Mesh | None) -> Any:
+    """A pytree of host arrays with a leading axis of groups, on the mesh; as it is without one."""
+    return batch if mesh is None else put(batch, batch_sharding(mesh))
+
+
+def put(tree: Any, sharding: Sharding) -> Any:
+    """A pytree of host arrays laid out as `sharding` says. With several processes all must hold the same arrays, and
+    each gives its own shards. (device_put would compare them over the processes first, each time.)
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+    return jax.tree.map(lambda x: place(np.asarray(x), sharding), tree)
+
+
+def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
+    """`put` of one array."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def to_host(value: Any) -> np.ndarray:
+    """The whole of an array; collective where it is spread over processes."""
+    if isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated):
+        from jax.experimental import multihost_utils
+
+        value = multihost_utils.process_allgather(value, tiled=True)
+    return np.asarray(value)
 
 
 def check_batch(size: int, mesh: Mesh, name: str = "batch") -> None:
