@@ -36,6 +36,7 @@ from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
+from seal_jax.policy.lora import add_adapters
 from seal_jax.policy.sharding import make_mesh, param_shardings
 from seal_jax.policy.splash import LANES
 from seal_jax.rollout.collector import Collector
@@ -134,6 +135,8 @@ def policy_overrides(config: ConfigDict, platform: str) -> dict[str, Any]:
         "remat": config.policy.remat,
         "head_chunk": config.policy.head_chunk,
         "attention": attention,
+        "lora_rank": config.policy.lora_rank,
+        "lora_alpha": config.policy.lora_alpha,
     }
 
 
@@ -143,20 +146,25 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
     shardings = None if mesh is None else lambda policy: param_shardings(policy, mesh)
     start = workdir / "start"
     if config.policy.source == "gguf":
-        policy, params = load_gguf(config.policy.path, shardings=shardings, **overrides)
+        policy, params = load_gguf(config.policy.path, shardings=shardings, seed=config.seed, **overrides)
         tokenizer = tokenizer_from_gguf(config.policy.path)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
     if config.policy.source == "hf" or start.exists():
         source = config.policy.path if config.policy.source == "hf" else start
-        policy, params = load_hf(source, shardings=shardings, **overrides)
+        policy, params = load_hf(source, shardings=shardings, seed=config.seed, **overrides)
         tokenizer = load_tokenizer(source)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
-    made = warm_start(config, overrides, mesh, timer)
+    made = warm_start(config, {**overrides, "lora_rank": 0}, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
     write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")
-    return made
+    if not config.policy.lora_rank:
+        return made
+    # The warm start trains the whole of a small policy, the rounds its adapters.
+    rank, alpha = config.policy.lora_rank, config.policy.lora_alpha
+    policy, params = add_adapters(made.config, made.params, rank=rank, alpha=alpha, seed=config.seed, mesh=mesh)
+    return replace(made, config=policy, params=params)
 
 
 def same_ids(policy: PolicyConfig, tokenizer: Tokenizer) -> PolicyConfig:
