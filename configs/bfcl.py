@@ -10,8 +10,11 @@
 | qwen25_3b         | Qwen/Qwen2.5-3B-Instruct                   | accelerators (paper, Table 1)      |
 | qwen25_7b         | Qwen/Qwen2.5-7B-Instruct                   | accelerators (paper, Table 1)      |
 | toolace2_8b       | Team-ACE/ToolACE-2-Llama-3.1-8B            | accelerators (paper, Table 1)      |
+| qwen25_0p5b_lora  | Qwen/Qwen2.5-0.5B-Instruct, adapters       | one TPU v5e chip of 16 GB (Colab)  |
+| qwen25_1p5b_lora  | Qwen/Qwen2.5-1.5B-Instruct, adapters       | one TPU v5e chip of 16 GB (Colab)  |
 
-The last three carry the paper's hyperparameters (Table 4); nobody has re-run its figures with this code.
+Those of the paper's Table 1 carry its hyperparameters (Table 4); nobody has re-run its figures with this code. Nobody
+has run the two with adapters (LoRA): their rank, learning rate and shorter episodes are our guesses.
 
 Every result names its protocol. "seal", in training always: a malformed call gets a reply and another try, a tool that
 is not offered is rejected, 20 steps an episode, prompts of up to 8,192 tokens, 16,384 in all. "official": bfcl-eval's
@@ -28,6 +31,8 @@ HUB = {
     "qwen25_3b": "Qwen/Qwen2.5-3B-Instruct",
     "qwen25_7b": "Qwen/Qwen2.5-7B-Instruct",
     "toolace2_8b": "Team-ACE/ToolACE-2-Llama-3.1-8B",
+    "qwen25_0p5b_lora": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen25_1p5b_lora": "Qwen/Qwen2.5-1.5B-Instruct",
 }
 BACKBONES = ("smollm2_135m", *HUB)
 
@@ -49,6 +54,8 @@ def get_config(backbone: str = "qwen25_7b") -> ConfigDict:
         c.limits.max_new_tokens, c.limits.max_steps, c.limits.max_observation_tokens = 256, 20, 1000
         c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (1024, 2048, 4096), (64, 256, 1024), (4,)
         c.buckets.act_in_last = False
+    elif backbone.endswith("_lora"):
+        c = on_one_chip(c)
     elif backbone == "qwen25_3b":
         c.tasks_per_round = 16
     elif backbone == "toolace2_8b":
@@ -83,6 +90,20 @@ def paper() -> ConfigDict:
     # Selected on val-100, reported on test-300 and (with the selecting tasks, as the paper does) eval-400.
     c.eval.every, c.eval.val, c.eval.test, c.eval.eval = 10, -1, -1, -1
     c.eval.protocols = ("seal", "official")
+    return c
+
+
+def on_one_chip(c: ConfigDict) -> ConfigDict:
+    """Adapters on a frozen base in bfloat16, small rounds, shorter episodes. Only val and a part of test are played."""
+    c.policy.lora_rank, c.policy.lora_alpha = 32, 32.0
+    c.optimizer.learning_rate = 2e-5  # adapters take some ten times the rate of whole weights
+    c.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1})
+    c.rounds, c.tasks_per_round = 40, 8
+    c.learner.prompts_per_micro = 1
+    c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (1024, 2048), (64, 256, 1024), (1, 2)
+    c.limits.max_new_tokens, c.limits.max_observation_tokens = 512, 1000
+    c.eval.every, c.eval.val, c.eval.test, c.eval.eval = 10, 40, 100, 0
+    c.eval.protocols = ("seal",)
     return c
 
 

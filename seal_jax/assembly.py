@@ -38,6 +38,7 @@ from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.gguf import load_gguf
 from seal_jax.policy.hf import load_hf, save_hf
 from seal_jax.policy.local import local_shape
+from seal_jax.policy.lora import add_adapters
 from seal_jax.policy.sharding import make_mesh, param_shardings, vocab_parts
 from seal_jax.policy.splash import LANES
 from seal_jax.rollout.collector import Collector, batches
@@ -157,32 +158,39 @@ def policy_overrides(config: ConfigDict, platform: str) -> dict[str, Any]:
         "remat": config.policy.remat,
         "head_chunk": config.policy.head_chunk,
         "attention": attention,
+        "lora_rank": config.policy.lora_rank,
+        "lora_alpha": config.policy.lora_alpha,
     }
 
 
 def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
     """Weights and tokenizer of round 0: loaded, or made and kept in workdir/start for a resume."""
     overrides = policy_overrides(config, jax.default_backend())
-    parts = vocab_parts(mesh)
+    loading = {"vocab_parts": vocab_parts(mesh), "seed": config.seed, **overrides}
     shardings = None if mesh is None else lambda policy: param_shardings(policy, mesh)
     start = workdir / "start"
     if config.policy.source == "gguf":
-        policy, params = load_gguf(config.policy.path, shardings=shardings, vocab_parts=parts, **overrides)
+        policy, params = load_gguf(config.policy.path, shardings=shardings, **loading)
         tokenizer = tokenizer_from_gguf(config.policy.path)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
     # (Process 0 looks for all: it may be making the folder while another one looks.)
     if config.policy.source == "hf" or processes.told_by_first(start.exists()):
         source = config.policy.path if config.policy.source == "hf" else start
-        policy, params = load_hf(source, shardings=shardings, vocab_parts=parts, **overrides)
+        policy, params = load_hf(source, shardings=shardings, **loading)
         tokenizer = load_tokenizer(source)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
     from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
-    made = warm_start(config, overrides, mesh, timer)
+    made = warm_start(config, {**overrides, "lora_rank": 0}, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
     if processes.first():
         write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")
-    return made
+    if not config.policy.lora_rank:
+        return made
+    # The warm start trains the whole of a small policy, the rounds its adapters.
+    rank, alpha = config.policy.lora_rank, config.policy.lora_alpha
+    policy, params = add_adapters(made.config, made.params, rank=rank, alpha=alpha, seed=config.seed, mesh=mesh)
+    return replace(made, config=policy, params=params)
 
 
 def same_ids(policy: PolicyConfig, tokenizer: Tokenizer) -> PolicyConfig:

@@ -49,6 +49,9 @@ def default_config() -> ConfigDict:
     c.policy.remat = "none"  # "none" or "block": recompute each block in the backward pass
     c.policy.head_chunk = 512  # positions whose logits exist at once
     c.policy.attention = "auto"  # "blockwise", "splash" (a fused TPU kernel), or "auto": splash on TPUs
+    # Rank of an adapter (LoRA) beside every projection; only adapters are then trained and saved. 0 = train everything.
+    c.policy.lora_rank = 0
+    c.policy.lora_alpha = 16.0  # adapters count lora_alpha / lora_rank
     c.policy.vocab_size = 1280  # of the tokenizer trained in place (source == "tiny")
 
     # Devices as data x fsdp x tensor; -1 = whatever is left. Every axis must divide what it shards.
@@ -151,6 +154,9 @@ def validate(config: ConfigDict) -> None:
         at_least(config, key, 1)
     at_least(config, "eval.every", 0)
     at_least(config, "buckets.decode", 1)
+    at_least(config, "policy.lora_rank", 0)
+    if config.policy.lora_alpha <= 0:
+        raise ValueError(f"config.policy.lora_alpha={config.policy.lora_alpha} must be above 0, e.g. the rank")
     for split in ("val", *REPORTED):
         at_least(config, f"eval.{split}", -1)
     if config.eval.every and not config.eval.val:

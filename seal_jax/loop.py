@@ -91,6 +91,12 @@ def report(run: Run, when: str) -> None:
             run.reported(when, known[protocol])
 
 
+def export(run: Run) -> None:
+    """The best validated round's policy, else the latest, for other programs."""
+    run.take_best()
+    run.export()
+
+
 def evaluate_only(run: Run) -> dict[str, Any]:
     """The report alone: of the best validated round, else of the latest; of the starting policy in a fresh workdir."""
     run.take_best()

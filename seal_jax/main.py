@@ -64,10 +64,11 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if i
 _MODE = flags.DEFINE_enum(
     "mode",
     "train",
-    ["train", "eval"],
+    ["train", "eval", "export"],
     "train: run (or resume) the closed loop, with strict evaluation before and after. "
     "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
-    "checkpoint the starting policy).",
+    "checkpoint the starting policy). "
+    "export: that round's policy as a Hugging Face folder, workdir/export, adapters merged.",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU slice, GKE or SLURM job (docs/many_hosts.md)."
@@ -117,12 +118,14 @@ def main(argv: list[str]) -> None:
 def carry_out() -> None:
     """The run of the flags, in this process."""
     from seal_jax.config import validate
-    from seal_jax.loop import evaluate_only, train
+    from seal_jax.loop import evaluate_only, export, train
     from seal_jax.processes import lost_peer
     from seal_jax.run import Run
 
     try:
         validate(_CONFIG.value)
+        if _MODE.value == "export" and not (Path(str(_WORKDIR.value)) / "checkpoints").exists():
+            raise ValueError(f"there is no run in --workdir={_WORKDIR.value} to export; train one first")
         job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
     except (ValueError, OSError, ImportError) as error:
         # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.
@@ -136,14 +139,15 @@ def carry_out() -> None:
             try:
                 if _MODE.value == "eval" and job.checkpoints.latest() is None:
                     job.progress.message(f"no checkpoint in {job.workdir}: evaluating the starting policy")
-                {"train": train, "eval": evaluate_only}[_MODE.value](job)
+                {"train": train, "eval": evaluate_only, "export": export}[_MODE.value](job)
             except KeyboardInterrupt:
                 saved = job.checkpoints.latest()
                 raise
     except KeyboardInterrupt:
         if flags.FLAGS.showtraceback:
             raise
-        now = "in the evaluation" if _MODE.value == "eval" else f"after round {job.round} of {job.config.rounds}"
+        now = f"after round {job.round} of {job.config.rounds}"
+        now = now if _MODE.value == "train" else f"in --mode={_MODE.value}"
         kept = "no checkpoint yet" if saved is None else f"checkpoint of round {saved}"
         print(f"interrupted {now}; {kept} in {job.workdir}; the same command goes on from there", file=sys.stderr)
         sys.exit(130)

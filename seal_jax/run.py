@@ -25,6 +25,7 @@ from seal_jax.interface import Interface, initial
 from seal_jax.learner.batch import has_cues
 from seal_jax.learner.utility import DynamicWeights, utility_vector
 from seal_jax.policy.config import Params
+from seal_jax.policy.hf import save_hf
 from seal_jax.policy.local import LocalCopies, spans_processes
 from seal_jax.provenance import describe, provenance
 from seal_jax.rollout.collector import Collector
@@ -107,7 +108,7 @@ class Run:
             assembly.check_prompts(config, played, self.collector)
             if "official" in self.evaluators:
                 assembly.check_prompts(config, evaluated, self.evaluators["official"])
-        self.tokenizer = policy.tokenizer
+        self.policy_config, self.tokenizer = policy.config, policy.tokenizer
         self.learner = assembly.build_learner(config, policy, mesh, turns=max(len(t.turns) for t in played))
 
         self.interface: Interface = initial(assembly.interface_settings(config))
@@ -296,6 +297,14 @@ class Run:
     def compilations(self) -> int:
         """Programs compiled by the rollout engine and the learner so far in this process."""
         return self.collector.engine.compilations + sum(self.learner.compilations.values())
+
+    def export(self) -> Path:
+        """The policy as a Hugging Face folder in float32 (adapters merged) with its tokenizer: workdir/export."""
+        if self.checkpoints.latest() is None:
+            raise ValueError(f"no checkpoint in {self.workdir}: there is no trained policy to export")
+        folder = save_hf(self.workdir / "export", self.policy_config, self.learner.params, tokenizer=self.tokenizer)
+        self.progress.message(f"the policy of round {self.reported_round}: {folder}")
+        return folder
 
     def finish(self) -> dict[str, Any]:
         """Closes the display, draws the figures, writes and prints the summary."""

@@ -68,6 +68,8 @@ def check_refused(changes, message):
         ("chat", "tinny", "config.chat='tinny' is not known; choose one of"),
         ("policy.source", "hf", "config.policy.path is empty"),
         ("policy.compute_dtype", "float16", "config.policy.compute_dtype='float16' is not known"),
+        ("policy.lora_rank", -1, "config.policy.lora_rank=-1: must be at least 0"),
+        ("policy.lora_alpha", 0.0, "config.policy.lora_alpha=0.0 must be above 0"),
         ("loss.reweight", "papr", "config.loss.reweight='papr' is not known"),
         ("interface.exposure", 1.5, "config.interface.exposure=1.5 is a share"),
         ("interface.profile_rate", -1.0, "config.interface.profile_rate=-1.0 is the new round's share"),

@@ -237,3 +237,28 @@ def test_training_changes_the_policy_only_where_it_should(straight):
     like = jax.eval_shape(lambda: start)
     assert like["embed_vd"].shape[1] == 16 == config.d_model
     assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(start))
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_resumes_and_is_exported(tmp_path):
+    """The base comes from the start again, the adapters from the checkpoint; what is exported is both."""
+    from seal_jax.chat.tokenizer import load_tokenizer
+    from seal_jax.policy.hf import load_hf
+    from seal_jax.policy.lora import merge, split
+
+    lora = {"policy.lora_rank": 2, "policy.lora_alpha": 4.0, "optimizer.learning_rate": 0.01}
+    train(toy(rounds=1, **lora), tmp_path)
+    train(toy(**lora), tmp_path)
+    config, base = load_hf(tmp_path / "start")
+    with Run(toy(**lora), tmp_path) as run:
+        loop.export(run)
+        jax.tree.map(np.testing.assert_array_equal, split(run.learner.params)[0], base)
+        assert any(np.asarray(x).any() for n, x in run.learner.params["layers"].items() if "_lora_out_" in n)
+        whole = merge(run.policy_config, run.learner.params)[1]
+    exported = load_hf(tmp_path / "export", vocab_size=config.vocab_size)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), exported, whole)
+    assert load_tokenizer(tmp_path / "export").vocab_size == load_tokenizer(tmp_path / "start").vocab_size
+    with pytest.raises(ValueError, match="belongs to another config .*policy.lora_rank: 2 there, 3 here"):
+        train(toy(**{**lora, "policy.lora_rank": 3}), tmp_path)
+    with Run(toy(**lora), tmp_path / "fresh") as run, pytest.raises(ValueError, match="no trained policy to export"):
+        loop.export(run)

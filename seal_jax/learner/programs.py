@@ -32,7 +32,7 @@ Params = Any
 class TrainState:
     """Everything an optimiser step changes. Donated to each step: never keep an alias of its arrays."""
 
-    params: Params  # float32 masters
+    params: Params  # float32 masters of what is trained
     opt_state: Any
     step: Any  # int32 scalar, optimiser steps taken
 
@@ -74,14 +74,21 @@ def check_masters(params: Params) -> None:
 def init_state(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh | None = None) -> TrainState:
     """A train state around `params` (taken over, not copied); the optimiser's moments are born sharded like them."""
     check_masters(params)
+    params = own_buffers(committed(params, mesh))
+    shardings = state_shardings(params, optimizer, mesh)
+    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
+    return TrainState(params, opt_state, jax.device_put(np.int32(0), shardings.step))
+
+
+def committed(params: Params, mesh: Mesh | None = None) -> Params:
+    """`params` (no copies) bound to the devices they are on: uncommitted arguments would compile every function twice.
+
+    Raises ValueError if they are elsewhere than on the mesh.
+    """
     params = jax.tree.map(jnp.asarray, params)
     if mesh is not None and any(x.sharding.device_set != set(mesh.devices.flat) for x in jax.tree.leaves(params)):
         raise ValueError("params do not live on the mesh; lay them out with policy.sharding.shard_params first")
-    shardings = state_shardings(params, optimizer, mesh)
-    # Committed to their devices from the start: uncommitted first arguments would compile every function twice.
-    params = own_buffers(jax.device_put(params, shardings.params))
-    opt_state = jax.jit(optimizer.init, out_shardings=shardings.opt_state)(params)
-    return TrainState(params, opt_state, jax.device_put(np.int32(0), shardings.step))
+    return jax.device_put(params, jax.tree.map(lambda x: x.sharding, params))
 
 
 def state_shardings(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh | None) -> TrainState:

@@ -20,7 +20,17 @@ from seal_jax.learner.batch import Batch, Buckets, group_metrics, informative, m
 from seal_jax.learner.loss import LossSettings, denominators
 from seal_jax.learner.metrics import Max, Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, learning_rate, make_optimizer
-from seal_jax.learner.programs import Params, TokenLogp, init_state, make_programs, own_buffers, state_shardings
+from seal_jax.learner.programs import (
+    Params,
+    TokenLogp,
+    committed,
+    init_state,
+    join,
+    make_programs,
+    own_buffers,
+    state_shardings,
+)
+from seal_jax.policy import lora
 from seal_jax.policy.model import token_logp
 from seal_jax.policy.sharding import batch_sharding, check_batch, put
 
@@ -54,6 +64,9 @@ class UpdateSettings:
 class Learner:
     """Owns the train state and, with a KL, a frozen reference policy.
 
+    Of a policy with adapters (`policy/lora.py`) only these are trained, saved and in `state`; the rest is `base`, and
+    the base is the reference.
+
     The parameters passed in are taken over (donated by the first step): read `learner.params` afterwards.
     `update` is the whole of the learner's part in a round. A `frozen` learner only holds parameters that are evaluated:
     it refuses to update, and spends no memory on moments (twice the parameters) or a reference (once).
@@ -81,21 +94,28 @@ class Learner:
             check_batch(self.settings.prompts_per_micro, mesh, "config.learner.prompts_per_micro")
         self.frozen = frozen
         self._tx = optax.identity() if frozen else make_optimizer(self.optimizer)
-        self.state = init_state(params, self._tx, mesh)
+        base, trained = lora.split(params)
+        self.base: Params = lora.as_stored(config, committed(base, mesh))
+        self.state = init_state(trained, self._tx, mesh)
         shardings = state_shardings(self.state.params, self._tx, mesh)
-        of_params, self._everywhere = shardings.params, shardings.step
-        self.reference: Params | None = None
-        if self.loss.kl_coef and not frozen:
-            source = self.state.params if reference_params is None else reference_params
-            self.reference = own_buffers(jax.device_put(source, of_params), self.state.params)
-
+        self._everywhere = shardings.step
         self.programs = make_programs(
             config, self.loss, self._tx, shardings, temperature=self.settings.temperature, logp_fn=logp_fn
         )
+        self.reference: Params | None = None
+        if self.loss.kl_coef and not frozen:
+            if reference_params is not None:
+                reference = jax.device_put(reference_params, jax.tree.map(lambda x: x.sharding, self.params))
+            elif self.base:  # adapters of zeros add exactly nothing: the base, without a copy or a program of its own
+                reference = join(self.base, self.programs.zeros(self.state.params))
+            else:
+                reference = self.state.params
+            self.reference = own_buffers(reference, self.state.params)
 
     @property
     def params(self) -> Params:
-        return self.state.params
+        """The whole policy."""
+        return join(self.base, self.state.params)
 
     @property
     def compilations(self) -> dict[str, int]:
@@ -197,7 +217,9 @@ class Learner:
             whole = replace(whole, weight_scale=put(scale, self._everywhere))
         gradients, parts = self.programs.zeros(self.state.params), []
         for (_, micro), there in zip(micros, placed, strict=True):
-            gradients, metrics = self.programs.accumulate(gradients, self.state.params, {}, there, whole, utility_z)
+            gradients, metrics = self.programs.accumulate(
+                gradients, self.state.params, self.base, there, whole, utility_z
+            )
             parts.append(metrics)
             live_bg = micro.row_mask_bg
             counts["tokens"] += int(micro.suffix_len_bg[live_bg].sum() + micro.prompt_len_b[live_bg.any(1)].sum())

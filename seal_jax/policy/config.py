@@ -2,7 +2,7 @@
 
 A parameter's name ends in its dimension letters (`q_ldnh`), and that suffix is the only place where its shape and its
 sharding come from: v padded vocabulary, d model width, l layers, n query heads, k key/value heads, h head width, f
-MLP width.
+MLP width, a rank of the adapters (`policy/lora.py`).
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class PolicyConfig:
     attention_budget: int | None = (
         None  # blockwise: attention scores (elements) that exist at one time; None suits the backend
     )
+    lora_rank: int = 0  # of an adapter beside every projection of the blocks (policy/lora.py); 0 = none
+    lora_alpha: float = 16.0  # adapters count lora_alpha / lora_rank
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "n_kv_heads", "head_dim", "d_ff", "max_position",
@@ -82,7 +84,9 @@ class PolicyConfig:
             value = getattr(self, name)
             if not is_count(value):
                 raise ValueError(f"policy.{name}={value!r} must be a whole number of at least 1")
-        for name in ("rope_theta", "norm_eps"):
+        if self.lora_rank != 0 and not is_count(self.lora_rank):
+            raise ValueError(f"policy.lora_rank={self.lora_rank!r} must be a whole number; 0 = no adapters")
+        for name in ("rope_theta", "norm_eps", "lora_alpha"):
             value = getattr(self, name)
             if not is_number(value) or not 0 < value < math.inf:
                 raise ValueError(f"policy.{name}={value!r} must be a number above 0")
@@ -115,6 +119,7 @@ class PolicyConfig:
             "k": self.n_kv_heads,
             "h": self.head_dim,
             "f": self.d_ff,
+            "a": self.lora_rank,
         }
 
     def padded_to(self, multiple: int) -> PolicyConfig:
@@ -241,6 +246,22 @@ def _rope_scaling(rope: Mapping[str, Any] | None) -> Llama3Rope | None:
     return Llama3Rope(*(rope[name] for name in names))
 
 
+#: Projection of a block -> the two matrices of its adapter: from the projection's inputs to a, from a to its outputs.
+ADAPTERS: Mapping[str, tuple[str, str]] = {
+    "q_ldnh": ("q_lora_in_lda", "q_lora_out_lanh"),
+    "k_ldkh": ("k_lora_in_lda", "k_lora_out_lakh"),
+    "v_ldkh": ("v_lora_in_lda", "v_lora_out_lakh"),
+    "o_lnhd": ("o_lora_in_lnha", "o_lora_out_lad"),
+    "gate_ldf": ("gate_lora_in_lda", "gate_lora_out_laf"),
+    "up_ldf": ("up_lora_in_lda", "up_lora_out_laf"),
+    "down_lfd": ("down_lora_in_lfa", "down_lora_out_lad"),
+}
+
+
+def is_adapter(name: str) -> bool:
+    return "_lora_" in name
+
+
 def param_shapes(config: PolicyConfig) -> dict[str, Any]:
     """Every parameter's name and shape, nested as the params are; a stacked parameter's leading axis is the layer."""
     layer_names = [
@@ -258,6 +279,8 @@ def param_shapes(config: PolicyConfig) -> dict[str, Any]:
         layer_names += ["q_bias_lnh", "k_bias_lkh", "v_bias_lkh"]
     if config.qk_norm:
         layer_names += ["q_norm_lh", "k_norm_lh"]
+    if config.lora_rank:
+        layer_names += [name for pair in ADAPTERS.values() for name in pair]
     top_names = ["embed_vd", "final_norm_d"] + ([] if config.tied else ["head_dv"])
     shapes: dict[str, Any] = {name: param_shape(config, name) for name in top_names}
     shapes["layers"] = {name: param_shape(config, name) for name in layer_names}

@@ -63,15 +63,20 @@ def tensor_name(param: str, layer: int | None) -> str:
 
 
 def load_gguf(
-    path: str | Path, *, shardings: weights.Shardings = None, vocab_parts: int = 1, **overrides: Any
+    path: str | Path,
+    *,
+    shardings: weights.Shardings = None,
+    vocab_parts: int = 1,
+    seed: int = 0,
+    **overrides: Any,
 ) -> tuple[PolicyConfig, Params]:
-    """Load a GGUF file as float32 params.
+    """Load a GGUF file as float32 params (and adapters, as `load_hf` does).
 
     Every tensor's name, type, shape and place in the file is checked before the first one is read. A file without
     `output.weight` has a tied head; one with it has not, whatever the original model had.
 
     Args:
-      shardings, vocab_parts: as for `load_hf`.
+      shardings, vocab_parts, seed: as for `load_hf`.
       overrides: fields of PolicyConfig.
 
     Raises:
@@ -96,7 +101,7 @@ def load_gguf(
             array = _unpermute(array, config.n_heads if param == "q_ldnh" else config.n_kv_heads)
         return array
 
-    return config, weights.assemble(config, read, shardings)
+    return config, weights.assemble(config, read, shardings, seed)
 
 
 def config_from_gguf(path: str | Path | GGUFHeader, **overrides: Any) -> PolicyConfig:

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 
 from seal_jax.policy import weights
-from seal_jax.policy.config import Params, PolicyConfig
+from seal_jax.policy.config import Params, PolicyConfig, is_adapter
+from seal_jax.policy.lora import merged
 from seal_jax.policy.sharding import to_host
 
 if TYPE_CHECKING:
@@ -57,9 +58,16 @@ def tensor_name(param: str, layer: int | None) -> str:
 
 # --- in ---
 def load_hf(
-    folder_or_hub_id: str | Path, *, shardings: weights.Shardings = None, vocab_parts: int = 1, **overrides: Any
+    folder_or_hub_id: str | Path,
+    *,
+    shardings: weights.Shardings = None,
+    vocab_parts: int = 1,
+    seed: int = 0,
+    **overrides: Any,
 ) -> tuple[PolicyConfig, Params]:
     """Load a checkpoint of a supported family (Qwen2/2.5, Qwen3, Llama 3.x, SmolLM2) as float32 params.
+
+    With `lora_rank` among the overrides, fresh adapters come with them, and the base's matrices are in compute_dtype.
 
     Args:
       folder_or_hub_id: a folder with config.json and safetensors (one file, or shards with their index), or a hub id,
@@ -67,6 +75,7 @@ def load_hf(
       shardings: a pytree of shardings nested as the params are, or a function of the config that makes one. Parameters
         go there one by one; the host never holds the whole model. None: the default device.
       vocab_parts: into how many equal parts the vocabulary will be split; it is padded to a multiple.
+      seed: of the fresh adapters.
       overrides: fields of PolicyConfig. `vocab_size` (the real ids) defaults to what the folder's tokenizer.json says;
         a larger `padded_vocab` than the file's gives zero rows, and defaults to what it was at `save_hf`.
 
@@ -91,7 +100,7 @@ def load_hf(
         tensors.match(want, tied=config.tied)
         for name, (param, _) in want.items():
             tensors.check(name, weights.file_shape(config, param, hf["vocab_size"]))
-        return config, weights.assemble(config, lambda p, layer: tensors.read(tensor_name(p, layer)), shardings)
+        return config, weights.assemble(config, lambda p, layer: tensors.read(tensor_name(p, layer)), shardings, seed)
 
 
 def _local(folder_or_hub_id: str | Path) -> Path:
@@ -278,9 +287,10 @@ def save_hf(
 ) -> Path:
     """Write a folder that `transformers.AutoModelForCausalLM.from_pretrained` loads.
 
-    Padded vocabulary rows are left out (`load_hf` puts zero rows in their place). float32 goes and comes back
-    bit-equal; bfloat16 rounds to nearest. The folder appears whole or not at all, and replaces an older model folder of
-    that name. On several hosts every process must call this; the first one writes.
+    Padded vocabulary rows are left out (`load_hf` puts zero rows in their place), adapters are merged into their
+    projections. float32 goes and comes back bit-equal; bfloat16 rounds to nearest. The folder appears whole or not at
+    all, and replaces an older model folder of that name. On several hosts every process must call this; the first one
+    writes.
 
     Raises:
       ValueError: params that do not fit the config, an unknown dtype, or a target that exists and is no model folder.
@@ -382,8 +392,10 @@ def _file_tensors(config: PolicyConfig, params: Params, dtype: np.dtype) -> Iter
     for param, value in params.items():
         if param != "layers":
             yield tensor_name(param, None), ready(param, to_host(value))
-    for param, value in params["layers"].items():
-        host = to_host(value)
+    for param in params["layers"]:
+        if is_adapter(param):
+            continue
+        host = to_host(merged(config, params["layers"], param))
         for layer in range(config.n_layers):
             yield tensor_name(param, layer), ready(param, host[layer])
 

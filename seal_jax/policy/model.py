@@ -2,7 +2,7 @@
 
 Dimension letters: b groups, g rows of a group, s (or c) tokens of a row's suffix, p prompt tokens, t keys, d model
 width, l layers, n query heads, k key/value heads, r query heads per key/value head (n = k * r), h head width, f MLP
-width, v vocabulary.
+width, v vocabulary, a rank of the adapters.
 
 **Two-part attention.** The rows of a group share their prompt, so the prompt is computed once and its keys are read
 by all rows. A row's token s stands at position prompt_len + s. It sees the prompt's real tokens and its own row up to
@@ -37,7 +37,8 @@ from jax.sharding import Mesh
 
 from seal_jax.policy import splash
 from seal_jax.policy.attention import Past, attend
-from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shapes
+from seal_jax.policy.config import ADAPTERS, Params, PolicyConfig, dimension_letters, is_adapter, param_shapes
+from seal_jax.policy.lora import initial_adapter, lora_scale
 from seal_jax.policy.sharding import BATCH_AXES, VOCAB_AXES, constrain, gather_layer, gathers, param_shardings
 
 #: Trunks of so few layers are unrolled: compiling them does not take long.
@@ -91,12 +92,12 @@ def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (x32 * scale * weight).astype(x.dtype)
 
 
-def _dense(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x [..., D] times weight [D, ...] over D, as one flat matrix product (much faster on CPU than a high-rank
-    einsum).
+def _dense(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:
+    """x [..., D] times weight over D, the first `inputs` dimensions of the weight, as one flat matrix product (much
+    faster on CPU than a high-rank einsum).
     """
-    flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(weight.shape[0], -1).astype(x.dtype)
-    return flat.reshape(*x.shape[:-1], *weight.shape[1:])
+    flat = x.reshape(-1, x.shape[-1]) @ weight.reshape(x.shape[-1], -1).astype(x.dtype)
+    return flat.reshape(*x.shape[:-1], *weight.shape[inputs:])
 
 
 # --- the module ------------------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ class Decoder(nnx.Module):
         """
         config = self.config
         y = _rms_norm(x_btd, layer["attn_norm_ld"], config.norm_eps)
-        q, k, v = _dense(y, layer["q_ldnh"]), _dense(y, layer["k_ldkh"]), _dense(y, layer["v_ldkh"])
+        q, k, v = (self.project(layer, name, y) for name in ("q_ldnh", "k_ldkh", "v_ldkh"))
         if config.qkv_bias:
             q = q + layer["q_bias_lnh"].astype(q.dtype)
             k = k + layer["k_bias_lkh"].astype(k.dtype)
@@ -156,9 +157,19 @@ class Decoder(nnx.Module):
             q = _rms_norm(q, layer["q_norm_lh"], config.norm_eps)
             k = _rms_norm(k, layer["k_norm_lh"], config.norm_eps)
         mixed, kept = attention(_rotate(q, rotation), _rotate(k, rotation), v)
-        x = x_btd + _dense(mixed, layer["o_lnhd"].reshape(-1, config.d_model))
+        x = x_btd + self.project(layer, "o_lnhd", mixed)
         y = _rms_norm(x, layer["mlp_norm_ld"], config.norm_eps)
-        return x + _dense(nnx.silu(_dense(y, layer["gate_ldf"])) * _dense(y, layer["up_ldf"]), layer["down_lfd"]), kept
+        y = nnx.silu(self.project(layer, "gate_ldf", y)) * self.project(layer, "up_ldf", y)
+        return x + self.project(layer, "down_lfd", y), kept
+
+    def project(self, layer: Params, name: str, x: jax.Array) -> jax.Array:
+        """x [B,T,inputs] through a projection W of a layer and its adapter (A, B), if any: x W + alpha/rank (x A) B."""
+        inputs = 2 if name == "o_lnhd" else 1  # n and h, which are one dimension of x
+        y = _dense(x, layer[name], inputs)
+        if not self.config.lora_rank:
+            return y
+        first, second = ADAPTERS[name]
+        return y + lora_scale(self.config) * _dense(_dense(x, layer[first], inputs), layer[second])
 
     def row_attention(
         self, q: jax.Array, k: jax.Array, v: jax.Array, rows: int, pasts: Sequence[Past] = ()
@@ -386,6 +397,8 @@ def _shift_left(x: jax.Array) -> jax.Array:
 def _initial(name: str, shape: tuple[int, ...], config: PolicyConfig, key: jax.Array) -> jax.Array:
     """Norms at one, biases at zero, matrices normal with 1/sqrt(fan-in); matrices that end a residual branch are also
     scaled by 1/sqrt(2 L), so that the residual stream's variance does not grow with depth."""
+    if is_adapter(name):
+        return initial_adapter(name, shape, key)
     if "_norm_" in name:
         return jnp.ones(shape, jnp.float32)
     if "_bias_" in name:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, param_shape, param_shapes
+from seal_jax.policy.config import Params, PolicyConfig, dimension_letters, is_adapter, param_shape, param_shapes
+from seal_jax.policy.lora import fresh_adapters, stored_dtype
 
 #: How many leading dimensions (after the layer) are inputs, for the parameters that are matrices.
 _INPUTS = {"q_ldnh": 1, "k_ldkh": 1, "v_ldkh": 1, "o_lnhd": 2, "gate_ldf": 1, "up_ldf": 1, "down_lfd": 1, "head_dv": 1}
@@ -24,14 +26,15 @@ Shardings = Mapping[str, Any] | Callable[[PolicyConfig], Mapping[str, Any]] | No
 
 
 def entries(config: PolicyConfig) -> Iterator[tuple[str, int | None]]:
-    """Every (parameter, layer) that a checkpoint stores as a tensor; layer is None outside the blocks."""
+    """Every (parameter, layer) that a checkpoint stores as a tensor; layer is None outside the blocks. No adapters."""
     shapes = param_shapes(config)
     for name in shapes:
         if name != "layers":
             yield name, None
     for layer in range(config.n_layers):
         for name in shapes["layers"]:
-            yield name, layer
+            if not is_adapter(name):
+                yield name, layer
 
 
 def file_shape(config: PolicyConfig, param: str, vocab_rows: int) -> tuple[int, ...]:
@@ -53,14 +56,16 @@ def to_file(param: str, array: np.ndarray) -> np.ndarray:
 
 
 def assemble(
-    config: PolicyConfig, read: Callable[[str, int | None], np.ndarray], shardings: Shardings = None
+    config: PolicyConfig, read: Callable[[str, int | None], np.ndarray], shardings: Shardings = None, seed: int = 0
 ) -> Params:
-    """Build float32 params one at a time: at any moment the host holds one stacked parameter and one file tensor.
+    """Build params one at a time: at any moment the host holds one stacked parameter and one file tensor. They are
+    float32; where the config asks for adapters, these are fresh and the rest is kept as `lora.stored_dtype` says.
 
     Args:
       read: (parameter, layer) -> array in the file's layout and in any float type. Vocabulary rows beyond ours are
         dropped; rows that the file lacks are zero (both are padding, masked before every softmax).
       shardings: where each parameter goes; None is the default device.
+      seed: of the adapters.
 
     Raises:
       ValueError: a tensor holds NaN or infinity.
@@ -80,6 +85,7 @@ def assemble(
             if not np.isfinite(target.sum()):
                 at = name if layer is None else f"{name} of layer {layer}"
                 raise ValueError(f"checkpoint: {at} holds NaN or infinity; the file is damaged, download it again")
+        host = host.astype(jnp.dtype(stored_dtype(config, name)), copy=False)
         if place is None:
             return jax.device_put(host)
         return jax.make_array_from_callback(host.shape, place, lambda index: host[index])
@@ -88,7 +94,10 @@ def assemble(
     params: Params = {}
     for name, shape in param_shapes(config).items():
         if isinstance(shape, Mapping):
-            params[name] = {n: build(n, None if layer_places is None else layer_places[n]) for n in shape}
+            stored = [n for n in shape if not is_adapter(n)]
+            params[name] = {n: build(n, None if layer_places is None else layer_places[n]) for n in stored}
+            if config.lora_rank:
+                params[name] |= fresh_adapters(config, seed, layer_places)
         else:
             params[name] = build(name, None if where is None else where[name])
     return params
