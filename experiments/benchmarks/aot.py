@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Any
 
@@ -22,10 +23,19 @@ def tpu_sharding(topology: str = TOPOLOGY) -> Any:
 def measured(jitted: Any, arguments: tuple, beside: float = 0.0) -> dict[str, float]:
     """Compiles for the arguments' devices; XLA's counts (a loop's body once) and the chip's memory at the peak.
 
-    `beside`: bytes of arrays that are no arguments but live meanwhile.
+    `beside`: bytes of arrays that are no arguments but live meanwhile. A program that is too large for the chip has
+    only the memory that the compiler says it needs.
     """
+    import jax
+
     started = time.perf_counter()
-    compiled = jitted.lower(*arguments).compile()
+    try:
+        compiled = jitted.lower(*arguments).compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = re.search(r"Used ([\d.]+)G of ([\d.]+)G", str(error))
+        if used is None:
+            raise
+        return {"too_large_gib": float(used[1]), "chip_gib": float(used[2])}
     seconds = time.perf_counter() - started
     costs, memory = compiled.cost_analysis(), compiled.memory_analysis()
     live = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes

@@ -1,4 +1,4 @@
-"""transformers' contestant: torch `generate` on CPU, `python -m experiments.benchmarks.peer_transformers CASE_FOLDER`."""
+"""transformers' contestant, torch on CPU: `python -m experiments.benchmarks.peer_transformers CASE_FOLDER`."""
 
 from __future__ import annotations
 

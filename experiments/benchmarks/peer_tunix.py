@@ -1,4 +1,6 @@
-"""google-tunix's contestants, run by a Python that has it: `python -m experiments.benchmarks.peer_tunix CONTESTANT CASE`.
+"""google-tunix's contestants, run by a Python that has it.
+
+    python -m experiments.benchmarks.peer_tunix CONTESTANT CASE_FOLDER
 
 Its own parts, as installed: the Llama and its safetensors loader, the GRPO loss, the body of its trainer's step (the
 trainer around it would add logs and checkpoints; what it donates is donated here) and its native sampler. Imports
@@ -141,7 +143,8 @@ def rollout(folder: Path) -> None:
     case = read_case(folder)
     tokenizer = Tokenizer(read_tokens(folder)["prompt_ids"].tolist(), outside=case.vocab)
     cache = CacheConfig(case.prompt + case.response, case.layers, case.kv_heads, case.head_width)
-    sampler = Sampler(load(folder, case, RematConfig.NONE), tokenizer, cache)  # its remat cannot stand in its decode loop
+    # without remat: with it, its decode loop does not trace
+    sampler = Sampler(load(folder, case, RematConfig.NONE), tokenizer, cache)
 
     def step() -> None:
         out = sampler(
@@ -167,7 +170,8 @@ def aot(name: str) -> None:
 
     def graphs() -> Any:
         model = nnx.eval_shape(lambda: Llama3(model_config(case), rngs=nnx.Rngs(0)))
-        return nnx.graphdef(model), nnx.graphdef(nnx.eval_shape(lambda m: nnx.Optimizer(m, make_optimizer(), wrt=nnx.Param), model))
+        optimizer = nnx.eval_shape(lambda m: nnx.Optimizer(m, make_optimizer(), wrt=nnx.Param), model)
+        return nnx.graphdef(model), nnx.graphdef(optimizer)
 
     tokens = {
         "prompt_ids": np.zeros(case.prompt, np.int32),

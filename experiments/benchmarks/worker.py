@@ -68,6 +68,17 @@ class Worker:
     def step(self) -> dict[str, Any]:
         return self._ask("step")
 
+    def all(self) -> list[dict[str, Any]]:
+        """Everything that a contestant without turns says before it ends."""
+        said = []
+        while True:
+            try:
+                said.append(self._hear())
+            except Failed:
+                if self._process.returncode:
+                    raise
+                return said
+
     def end(self) -> dict[str, Any]:
         """The contestant's last words; the process is gone afterwards."""
         last = self._ask("end")
