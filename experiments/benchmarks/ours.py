@@ -29,6 +29,7 @@ from seal_jax.learner.update import Learner, UpdateSettings
 from seal_jax.policy.config import param_shapes
 from seal_jax.policy.hf import load_hf
 from seal_jax.policy.model import SHALLOW
+from seal_jax.policy.splash import LANES
 from seal_jax.rollout.engine import RolloutEngine
 
 #: Tokens whose logits exist at one time; a setting of the policy.
@@ -165,8 +166,15 @@ def aot(name: str) -> None:
     """FLOPs, bytes and memory of an update in bfloat16 with float32 masters, without and with remat."""
     case = CASES[name]
     sharding = tpu_sharding()
+    fits = case.prompt % LANES == case.response % LANES == 0
+    attention = "splash" if fits else "blockwise"  # as attention="auto" would choose there
     for remat in ("none", "block"):
-        options: dict[str, Any] = {"compute_dtype": "bfloat16", "remat": remat, "head_chunk": HEAD_CHUNK}
+        options: dict[str, Any] = {
+            "compute_dtype": "bfloat16",
+            "remat": remat,
+            "head_chunk": HEAD_CHUNK,
+            "attention": attention,
+        }
         found = {}
         for program, (jitted, arguments, beside) in update_programs(case, sharding, **options).items():
             found[program] = measured(jitted, arguments, beside)
