@@ -207,13 +207,9 @@ def test_a_bad_habit_comes_out_as_its_own_label(habit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("doubled, valid", [(False, 800), (True, 288)])
-def test_bfcl_replays_have_no_wrong_tags(doubled, valid):
+def test_bfcl_replays_have_no_wrong_tags(doubled, valid, suite):
     """Reference programs replayed, and with every call doubled: the official checker passes 800 and 288 of 800. On the
     doubled ones the released diagnosis put a wrong tag on 352 trajectories."""
-    pytest.importorskip("bfcl_eval")
-    from seal_jax.envs.base import make_suite
-
-    suite = make_suite("bfcl")
     verifier, passed = Verifier(suite), 0
     for task in suite.tasks("all"):
         programs = suite.reference(task)

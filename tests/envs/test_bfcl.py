@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from bfcl_families import as_turns
+from bfcl_folder import FOLDER
 
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package, splits
@@ -16,17 +17,6 @@ from seal_jax.envs.bfcl.loader import make_entry
 from seal_jax.envs.bfcl.worlds import open_world
 from seal_jax.envs.verifier import Verifier
 from seal_jax.types import Call
-
-try:
-    FOLDER = package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def suite():
-    return make_suite("bfcl")
 
 
 def world_of(*classes: str, long_context: bool = False, time_limit_s: float = 5.0, **scenarios):

@@ -16,37 +16,20 @@ from collections import Counter
 from pathlib import Path
 
 import bfcl_families
+import bfcl_folder  # noqa: F401 (skips without bfcl-eval)
 import pytest
 from bfcl_families import PERTURBATIONS, Family, Played, acts_early_and_repeats, as_turns, judgement, judgements
 from bfcl_official import Official
 
 from seal_jax.diagnosis import diagnose, release_labels
 from seal_jax.envs.base import make_suite
-from seal_jax.envs.bfcl import package
 from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.envs.bfcl.worlds import open_quirky_pair, open_world
 from seal_jax.envs.verifier import Verifier, went_astray
 from seal_jax.evaluation.results import read_call
 from seal_jax.types import EXCLUDED_LABELS, SUCCESS_LABELS, Call, Unevaluated, Verdict
 
-try:
-    FOLDER = package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 SEED = 2026
-
-
-@pytest.fixture(scope="module")
-def suite():
-    """As configured by default."""
-    return make_suite("bfcl")
-
-
-@pytest.fixture(scope="module")
-def quirky():
-    return make_suite("bfcl", official_quirks=True)
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +170,7 @@ def judged_by(process: subprocess.Popen[str]) -> list[str]:
     return output.splitlines()
 
 
-@pytest.mark.parametrize(
-    "n, sample", [(1_000, 5), pytest.param(20_000, 5, marks=pytest.mark.slow)], ids=["1000", "20000"]
-)
+@pytest.mark.parametrize("n, sample", [(300, 5), pytest.param(20_000, 5, marks=pytest.mark.slow)], ids=["300", "20000"])
 def test_random_slips_judge_as_officially(quirky, suite, official, n, sample):
     counts = play_family(quirky, suite, official, 0, n, sample)
     assert counts["played"] == n
@@ -197,9 +178,8 @@ def test_random_slips_judge_as_officially(quirky, suite, official, n, sample):
     assert counts["wrong release tags"] == 0
     assert counts["judged otherwise in a fresh process"] == 0
     assert counts["differs without quirks, though no slip is of that kind"] == 0
-    assert (
-        min(counts[r] for r in ("valid", "empty_turn", "state_mismatch", "response_mismatch", "force_terminated")) > 9
-    )
+    reasons = ("valid", "empty_turn", "state_mismatch", "response_mismatch", "force_terminated")
+    assert min(counts[reason] for reason in reasons) >= n // 100
 
 
 def test_verdicts_and_labels_do_not_depend_on_what_was_judged_before(quirky, suite):

@@ -6,14 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import bfcl_folder  # noqa: F401 (skips without bfcl-eval)
 import pytest
-
-from seal_jax.envs.bfcl.package import package_folder
-
-try:
-    package_folder()
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
 
 # Some of what only the whole package brings; importing the package itself takes ten seconds.
 ABSENT = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import bfcl_folder  # noqa: F401 (skips without bfcl-eval)
 import pytest
 
 from seal_jax import diagnose
@@ -17,22 +18,6 @@ from seal_jax.envs.bfcl.gold import parse_call
 from seal_jax.evaluation import scores
 from seal_jax.evaluation.scores import score
 from seal_jax.types import CATEGORIES, LABELS
-
-try:
-    package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def suite():
-    return make_suite("bfcl")
-
-
-@pytest.fixture(scope="module")
-def quirky():
-    return make_suite("bfcl", official_quirks=True)
 
 
 @pytest.fixture

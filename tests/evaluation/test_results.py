@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import bfcl_folder  # noqa: F401 (skips without bfcl-eval)
 import pytest
 
 from seal_jax.chat.formats import get_format
-from seal_jax.envs.bfcl import package
 from seal_jax.envs.verifier import Verifier
 from seal_jax.evaluation.results import (
     NOT_A_CALL,
@@ -19,12 +19,6 @@ from seal_jax.evaluation.results import (
     write_results,
 )
 from seal_jax.types import Call, CallResult, ParseError, Step, Task, Trajectory, UserTurn
-
-try:
-    FOLDER = package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
 
 HERMES = get_format("hermes")
 LS, REVEALED = Call("ls"), Call("sort", {"file_name": "a"})

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 
 import pytest
+from bfcl_folder import FOLDER
 
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
@@ -15,15 +16,10 @@ from seal_jax.interface.arguments import arguments, first_misfit
 from seal_jax.interface.settings import SCHEMA_PARTS
 from seal_jax.types import Call
 
-try:
-    FOLDER = package.package_folder() / "data" / "multi_turn_func_doc"
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 DOCS = {
     doc["name"]: doc
     for _, file in package.CLASS_MODULES.values()
-    for doc in map(json.loads, (FOLDER / f"{file}.json").read_text().splitlines())
+    for doc in map(json.loads, (FOLDER / "data" / "multi_turn_func_doc" / f"{file}.json").read_text().splitlines())
 }
 PROPS = {(t, a): prop for t, doc in DOCS.items() for a, prop in doc["parameters"]["properties"].items()}
 KNOWN = {(t, a.name): a for t, doc in DOCS.items() for a in arguments(doc)}
@@ -146,9 +142,8 @@ def test_no_constraint_in_the_prose_is_overlooked():
     assert unread == OPEN, unread ^ OPEN
 
 
-def test_every_reference_argument_fits_what_was_read():
+def test_every_reference_argument_fits_what_was_read(suite):
     """4,625 reference calls against the docs: a constraint that was read where there is none would refuse some."""
-    suite = make_suite("bfcl")
     misfits, calls = Counter(), 0
     for task in suite.tasks("all"):
         for call in (call for program in suite.reference(task) for call in program):

@@ -10,28 +10,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
+from bfcl_folder import FOLDER
 
 from seal_jax.chat.parsing import ERROR_KINDS
-from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
 from seal_jax.interface import InterfaceSettings, cues, full
 from seal_jax.interface.arguments import arguments
 from seal_jax.interface.errors import ERROR_CLASSES, PARSE_MENDS, error_class
 from seal_jax.types import Call, CallResult, ParseError, Task
 
-try:
-    FOLDER = package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 NOTE = full(InterfaceSettings(feedback="classed"))
 INLINE = full(InterfaceSettings(placement="inline", max_tools=99))
-
-
-@pytest.fixture(scope="module")
-def suite():
-    return make_suite("bfcl")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Sharding rules, and the decoder on a mesh of eight devices against one."""
+"""Sharding rules: what lies where, and what is refused. (An update on a mesh: tests/learner/test_sharded_update.py.)"""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from seal_jax.policy.config import PolicyConfig
-from seal_jax.policy.model import init_params, token_logp
-from seal_jax.policy.sharding import batch_sharding, check_batch, make_mesh, param_shardings, param_spec, shard_params
+from seal_jax.policy.model import init_params
+from seal_jax.policy.sharding import (
+    check_batch,
+    constrain,
+    gather_layer,
+    gathers,
+    make_mesh,
+    param_shardings,
+    param_spec,
+    shard_params,
+    vocab_parts,
+)
 
 CONFIG = PolicyConfig.tiny(29, d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=4, d_ff=24)
 needs_eight = pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (forced) devices")
-
-
-def batch() -> tuple[np.ndarray, ...]:
-    rng = np.random.default_rng(0)
-    prompt_len, suffix_len = rng.integers(1, 10, 4), rng.integers(2, 13, (4, 2))
-    prompt, suffix = rng.integers(0, 29, (4, 9)), rng.integers(0, 29, (4, 2, 12))
-    return tuple(x.astype(np.int32) for x in (prompt, prompt_len, suffix, suffix_len))
 
 
 def test_specs_come_from_names():
@@ -44,32 +47,37 @@ def test_params_are_born_sharded_with_the_same_values():
 
 
 @needs_eight
-def test_token_logp_on_a_mesh_equals_one_device():
-    params = init_params(CONFIG, 0)
-    weight = np.random.default_rng(1).normal(size=(4, 2, 12)).astype(np.float32)
+def test_few_key_value_heads_are_copied_and_query_heads_are_not():
+    where = param_shardings(CONFIG, make_mesh((1, 2, 4)))["layers"]  # 2 key/value heads, tensor = 4
+    assert where["k_ldkh"].spec == PartitionSpec(None, "fsdp", None, None)
+    assert where["v_bias_lkh"].spec == PartitionSpec(None, None, None)
+    assert where["q_ldnh"].spec == PartitionSpec(None, "fsdp", "tensor", None)
 
-    @jax.jit
-    def step(params, *arrays):
-        def loss(params):
-            logp = token_logp(CONFIG, params, *arrays)
-            return (logp * weight).sum(), logp
 
-        return jax.grad(loss, has_aux=True)(params)
+@needs_eight
+def test_a_vocabulary_is_padded_to_what_the_mesh_splits():
+    mesh = make_mesh((1, 2, 2))
+    odd = dataclasses.replace(CONFIG, padded_vocab=29)
+    with pytest.raises(
+        ValueError, match=r"embed_vd: dimension v=29 .* tensor=2; .*config.policy.overrides.padded_vocab"
+    ):
+        param_shardings(odd, mesh)
+    assert vocab_parts(mesh) == 4 and vocab_parts(None) == 1
+    padded = odd.padded_to(vocab_parts(mesh))
+    assert (padded.vocab_size, padded.padded_vocab) == (29, 32) and padded.padded_to(4) == padded
+    assert param_shardings(padded, mesh)["embed_vd"].spec == PartitionSpec("tensor", "fsdp")
 
-    gradient, logp = step(params, *batch())
-    mesh = make_mesh((2, 2, 2))
-    sharded_gradient, sharded_logp = step(
-        shard_params(CONFIG, params, mesh), *jax.device_put(batch(), batch_sharding(mesh))
-    )
-    np.testing.assert_allclose(sharded_logp, logp, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), sharded_gradient, gradient)
+
+def test_outside_of_a_mesh_nothing_is_constrained():
+    x = np.ones(3)
+    assert constrain(x, "data") is x and gather_layer(CONFIG, {"q_ldnh": x})["q_ldnh"] is x and not gathers()
 
 
 @needs_eight
 def test_what_cannot_be_split_is_named_before_compiling():
-    mesh = make_mesh((1, 2, 4))
-    with pytest.raises(ValueError, match=r"layers/k_ldkh: dimension k=2 is not divisible by mesh axis tensor=4"):
-        param_shardings(CONFIG, mesh)
+    three = dataclasses.replace(CONFIG, n_heads=6, n_kv_heads=3)
+    with pytest.raises(ValueError, match=r"layers/k_ldkh: dimension k=3 is not divisible by mesh axis tensor=2"):
+        param_shardings(three, make_mesh((1, 2, 2)))
     with pytest.raises(ValueError, match="embed_vd: dimension d=18 is not divisible by mesh axis fsdp=4"):
         init_params(dataclasses.replace(CONFIG, d_model=18), 0, make_mesh((1, 4, 1)))
     with pytest.raises(ValueError, match="batch=4 groups is not divisible by data"):

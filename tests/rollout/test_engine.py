@@ -324,7 +324,7 @@ def test_rows_cache_is_donated(engine):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2), pytest.param((1, 2, 4), marks=pytest.mark.slow)])
 def test_params_on_a_mesh(engine, shape):
     if jax.device_count() < np.prod(shape):
         pytest.skip("needs 8 (forced) devices")

@@ -12,6 +12,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from bfcl_folder import FOLDER
 from bfcl_official import Official
 
 from seal_jax.assembly import official_collector
@@ -31,22 +32,11 @@ from seal_jax.rollout.episode import Episode, Limits, official_limits, render_pr
 from seal_jax.rollout.work import Work
 from seal_jax.types import Call
 
-try:
-    FOLDER = package.package_folder()
-    package.tool_class("MathAPI")
-except ImportError as missing:
-    pytest.skip(str(missing), allow_module_level=True)
-
 TEXTS = WireTexts(package.language_hint(FOLDER), package.prompting_system_prompt())
 OFFICIAL = {name: official_format(name, TEXTS) for name in ("hermes", "llama31", "toolace")}
 HERMES = OFFICIAL["hermes"]
 WIDE = official_limits(context=10_000_000, max_suffix_tokens=10_000_000)
 SEAL = Limits(max_new_tokens=4096, max_suffix_tokens=10_000_000, max_context=10_000_000)
-
-
-@pytest.fixture(scope="module")
-def suite():
-    return make_suite("bfcl")
 
 
 @pytest.fixture(scope="module")
