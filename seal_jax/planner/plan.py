@@ -218,6 +218,7 @@ def make_plan(config: ConfigDict, topology: Topology, episodes: Episodes, told: 
     """Compiles, adds up, and searches for a mend where something does not fit. ValueError as a run would raise it."""
     made = devices(topology)
     planner = Planner(config, topology, made, told)
+    episodes = work.cut(episodes, config)
     round = work.plan_round(config, episodes, kl=planner.abstract.kl)
     phases = planner.phases(round)
     failing = [moment for moment in (UPDATE, ROLLOUT) if not planner.fits(moment)]

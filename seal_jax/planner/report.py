@@ -52,9 +52,9 @@ def _programs(plan: Plan) -> list[str]:
             rest: tuple[str, ...] = ("-", "-", "-", "", "", "", f"needs {m.refused / GIB:.2f}")
         else:
             memory = (m.arguments, m.outputs, m.aliased, m.temporaries)
-            rest = (f"{m.flops / 1e12:.2f}", f"{moved.hbm / 1e9:.1f}", f"{moved.ici / 1e9:.1f}")
+            rest = (_short(m.flops / 1e12), _short(moved.hbm / 1e9), _short(moved.ici / 1e9))
             rest += tuple(f"{x / GIB:.2f}" for x in memory)
-        rows.append((p.name, p.shapes, f"{m.seconds:.0f}", f"{p.flops / 1e12:.2f}", *rest))
+        rows.append((p.name, p.shapes, f"{m.seconds:.0f}", _short(p.flops / 1e12), *rest))
     return [
         "Programs, a call on a chip (decode: its start and one step). TFLOP by formula; XLA counts loop bodies once.",
         "Memory in GiB: arguments, outputs, of them written over arguments, temporaries.",
@@ -83,10 +83,10 @@ def _total(worst: Program, plan: Plan) -> str:
 def _time(plan: Plan) -> list[str]:
     rows: list[tuple[str, ...]] = [("phase", "calls", "compute s", "HBM s", "ICI s", "at least s", "bound by")]
     for p in plan.phases:
-        times = (f"{x:.2f}" for x in (p.compute, p.memory, p.network, p.seconds))
+        times = (_short(x) for x in (p.compute, p.memory, p.network, p.seconds))
         rows.append((p.name, str(p.calls), *times, p.bound))
     total = sum(p.seconds for p in plan.phases)
-    rows.append(("round", "", "", "", "", f"{total:.1f}", ""))
+    rows.append(("round", "", "", "", "", _short(total), ""))
     return ["Roofline of a round: the least a chip can take, at its published peaks", *table(rows, left=1)]
 
 
@@ -95,6 +95,11 @@ def _verdict(plan: Plan) -> list[str]:
     if plan.fits:
         return [f"FITS. At the largest buckets {plan.at_once} groups ({rollouts} rollouts) fit at once."]
     return ["DOES NOT FIT.", *(f"  {mend}" for mend in plan.mends)]
+
+
+def _short(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}" if value >= 0.001 or not value else "<0.001"
 
 
 def table(rows: Sequence[Sequence[Any]], left: int) -> list[str]:

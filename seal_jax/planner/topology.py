@@ -47,9 +47,7 @@ def parse_topology(name: str) -> Topology:
 def require_libtpu() -> None:
     """ValueError where the TPU compiler is not installed."""
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError(
-            'planning compiles with libtpu, which is not installed: pip install -e ".[tpu]" (no TPU needed)'
-        )
+        raise ValueError('planning needs libtpu, the compiler (and no TPU): pip install -e ".[tpu]"')
 
 
 def host_only() -> None:

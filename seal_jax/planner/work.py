@@ -51,6 +51,14 @@ def fitting(sizes: tuple[int, ...], wanted: int) -> int:
     return next((size for size in sizes if size >= wanted), sizes[-1])
 
 
+def cut(episodes: Episodes, config: ConfigDict) -> Episodes:
+    """Episodes that the declared buckets hold: longer ones end where a run would end them."""
+    suffix = min(episodes.suffix, config.buckets.suffix[-1])
+    sampled = max(1, episodes.sampled * suffix // episodes.suffix)
+    messages = min(episodes.messages, sampled)
+    return Episodes(min(episodes.prompt, config.buckets.prompt[-1]), suffix, sampled, messages)
+
+
 @dataclass(frozen=True)
 class Round:
     """Calls of a round, and the shapes at which an average episode makes them."""
@@ -92,7 +100,7 @@ def plan_round(config: ConfigDict, episodes: Episodes, *, kl: bool) -> Round:
     )
 
 
-# --- FLOPs of one call, all chips together -----------------------------------------------------------------------------
+# --- FLOPs of one call, all chips together ---------------------------------------------------------------------------
 def trunk_flops(policy: PolicyConfig, tokens: float) -> float:
     """Of the blocks' projections, forward."""
     d, h = policy.d_model, policy.head_dim
