@@ -6,6 +6,10 @@ Trains with the settings of a recipe, writes everything to the workdir, and resu
 holds a run of the same config. Any setting that seal_jax/config.py lists can be changed on the command line:
 --config.rounds=20. Entries of its open mappings (suite_options, policy.overrides, ...) are set in a recipe. A recipe
 may take an argument after a colon: --config=configs/bfcl.py:smollm2_135m.
+
+    python -m seal_jax.main --mode=plan --config=configs/bfcl.py:qwen25_7b --topology=v5p:2x2x2
+
+Says, on a machine without a TPU, whether that run fits the slice and how long its rounds take at least.
 """
 
 from __future__ import annotations
@@ -64,11 +68,16 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run, resumed if i
 _MODE = flags.DEFINE_enum(
     "mode",
     "train",
-    ["train", "eval", "export"],
+    ["train", "eval", "export", "plan"],
     "train: run (or resume) the closed loop, with strict evaluation before and after. "
     "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
     "checkpoint the starting policy). "
-    "export: that round's policy as a Hugging Face folder, workdir/export, adapters merged.",
+    "export: that round's policy as a Hugging Face folder, workdir/export, adapters merged. "
+    "plan: compile for a TPU slice that is not there and say whether the run fits it; needs no workdir.",
+)
+_TOPOLOGY = flags.DEFINE_string("topology", None, "With --mode=plan: the slice, e.g. v5e:4x4, v5p:2x2x2, v6e:4x4.")
+_EPISODES = flags.DEFINE_string(
+    "episodes", "", "With --mode=plan: tokens of an episode, e.g. prompt=5120,suffix=1536,sampled=512,messages=12."
 )
 _DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "Join the other processes of a TPU slice, GKE or SLURM job (docs/many_hosts.md)."
@@ -82,11 +91,16 @@ _CACHE = flags.DEFINE_string("compilation_cache", "~/.cache/seal_jax/xla", "Fold
 
 
 def main(argv: list[str]) -> None:
-    if not str(_WORKDIR.value).strip():
-        print("error: --workdir is empty; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
-        sys.exit(2)
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are flags: --config.rounds=20")
+    if _MODE.value == "plan":
+        return plan()
+    if _TOPOLOGY.value is not None or _EPISODES.value:
+        print("error: --topology and --episodes belong to --mode=plan", file=sys.stderr)
+        sys.exit(2)
+    if not str(_WORKDIR.value or "").strip():
+        print("error: --workdir is missing or empty; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
+        sys.exit(2)
     joining = _DISTRIBUTED.value or _COORDINATOR.value or _PROCESS_COUNT.value or _PROCESS_ID.value >= 0
     done = companion(str(_WORKDIR.value)) if joining else lambda: None  # it forks, so before jax is there
     # Imported late, so that --help and a misspelt flag answer at once.
@@ -153,10 +167,38 @@ def carry_out() -> None:
         sys.exit(130)
 
 
+def plan() -> None:
+    """--mode=plan: prints the plan; exit code 1 if the run does not fit."""
+    from seal_jax.planner.topology import host_only, parse_topology, require_libtpu
+
+    try:
+        if _TOPOLOGY.value is None:
+            raise ValueError("--mode=plan needs --topology, e.g. --topology=v5p:2x2x2")
+        topology = parse_topology(_TOPOLOGY.value)
+        require_libtpu()
+        host_only()
+        from seal_jax.config import validate
+        from seal_jax.planner.plan import make_plan
+        from seal_jax.planner.report import report
+        from seal_jax.planner.work import Episodes
+
+        validate(_CONFIG.value)
+        told = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+        made = make_plan(_CONFIG.value, topology, Episodes.parse(_EPISODES.value), told)
+    except (ValueError, OSError) as error:
+        if flags.FLAGS.showtraceback:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    print(report(made, _CONFIG.value))
+    if not made.fits:
+        sys.exit(1)
+
+
 def run() -> None:
     """Entry point of the `seal-jax` command."""
     flags.DEFINE_bool("showtraceback", False, "Show the whole traceback of a configuration error.")
-    flags.mark_flags_as_required(["config", "workdir"])
+    flags.mark_flags_as_required(["config"])
     try:
         app.run(main, flags_parser=parse)
     except KeyboardInterrupt:

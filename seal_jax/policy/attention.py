@@ -18,7 +18,7 @@ import jax.numpy as jnp
 #: Score of a key that may not be seen. Finite, so that a row without any real key stays free of NaN.
 HIDDEN = -1e30
 #: Attention scores that exist at one time where the config leaves it open: a gigabyte, or what a CPU's caches like.
-_BUDGET, _CPU_BUDGET = 2**28, 2**24
+BLOCKWISE_BUDGET, _CPU_BUDGET = 2**28, 2**24
 #: Queries are cut into at most so many segments of at least so many: a segment meets no key after its last query, so
 #: of the half of the scores that the causal rule hides, three quarters are not computed. Each compiles by itself.
 _SEGMENTS, _SEGMENT = 4, 512
@@ -40,7 +40,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, pasts: Sequence[Past], budg
     """
     length = q.shape[-2]
     if budget is None:
-        budget = _CPU_BUDGET if jax.default_backend() == "cpu" else _BUDGET
+        budget = _CPU_BUDGET if jax.default_backend() == "cpu" else BLOCKWISE_BUDGET
     n_segments = max(1, min(_SEGMENTS, length // _SEGMENT))
     if n_segments == 1:
         return _segment(q, k, v, pasts, 0, budget, last=True)
