@@ -16,9 +16,10 @@ from seal_jax.learner.batch import Batch
 from seal_jax.learner.loss import Denominators
 from seal_jax.learner.optimizer import make_optimizer
 from seal_jax.learner.programs import Params, Programs, TrainState, join, make_programs, state_shardings
+from seal_jax.policy import lora
 from seal_jax.policy.config import PolicyConfig, param_shapes
 from seal_jax.policy.model import KV
-from seal_jax.policy.sharding import BATCH_AXES, batch_sharding, param_shardings
+from seal_jax.policy.sharding import BATCH_AXES, batch_sharding, param_shardings, whole_letters
 from seal_jax.rollout.engine import RolloutEngine
 from seal_jax.types import LABELS
 
@@ -155,9 +156,10 @@ class Abstract:
 
     def _kv(self, *lead: int, size: int) -> KV:
         keys, values = (*lead, self.policy.head_dim, size), (*lead, size, self.policy.head_dim)
-        sharding = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES, "tensor"))
-        dtype = self.policy.compute_dtype
-        return KV(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in (keys, values)))
+        heads = None if "k" in whole_letters(self.policy, self.mesh) else "tensor"
+        sharding = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES, heads))
+        made: Any = (jax.ShapeDtypeStruct(x, self.policy.compute_dtype, sharding=sharding) for x in (keys, values))
+        return KV(*made)
 
     def _prompt(self, grid: Grid) -> KV:
         return self._kv(self.policy.n_layers, grid.groups, self.policy.n_kv_heads, size=grid.prompt)
@@ -184,11 +186,11 @@ def abstract_params(policy: PolicyConfig, mesh: Mesh) -> tuple[Params, Params]:
         return {
             name: walk(shape, shardings[name])
             if isinstance(shape, dict)
-            else jax.ShapeDtypeStruct(shape, jnp.float32, sharding=shardings[name])
+            else jax.ShapeDtypeStruct(shape, lora.stored_dtype(policy, name), sharding=shardings[name])
             for name, shape in shapes.items()
         }
 
-    return {}, walk(param_shapes(policy), param_shardings(policy, mesh))
+    return lora.split(walk(param_shapes(policy), param_shardings(policy, mesh)))
 
 
 def bytes_per_chip(tree: Any) -> int:
