@@ -200,7 +200,7 @@ def test_two_processes_run_the_quickstart_as_one_does(tmp_path):
         assert code == 0, output
     same_metrics(tmp_path / "two", tmp_path / "one")
     first = json.loads((tmp_path / "two" / "provenance.jsonl").read_text().splitlines()[0])
-    assert first["devices"]["process_count"] == 2
+    assert first["device"]["process_count"] == 2
 
 
 @pytest.mark.slow
