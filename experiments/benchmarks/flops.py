@@ -39,7 +39,8 @@ def update_flops(case: Case, *, shared: bool = True, causal: bool = True) -> flo
 def program_flops(jaxpr: Any) -> float:
     """Operations of all matrix products in a (closed) jaxpr, loops counted as often as they run.
 
-    Of a branch the dearest counts; of a `while`, whose length is not known, one turn.
+    Of a branch the dearest counts; of a `while`, whose length is not known, one turn; of a kernel all cells of its
+    grid, those too that it skips, unless it brings an estimate.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     total = 0.0

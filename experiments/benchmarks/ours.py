@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,49 +164,49 @@ def update_programs(case: Case, sharding: Any, **options: Any) -> dict[str, tupl
 
 
 def aot(name: str) -> None:
-    """FLOPs, bytes and memory of an update in bfloat16 with float32 masters, without and with remat."""
+    """Operations, bytes and memory of an update in bfloat16 with float32 masters, without and with remat."""
     case = CASES[name]
     sharding = tpu_sharding()
     fits = case.prompt % LANES == case.response % LANES == 0
-    attention = "splash" if fits else "blockwise"  # as attention="auto" would choose there
+    options: dict[str, Any] = {
+        "compute_dtype": "bfloat16",
+        "head_chunk": HEAD_CHUNK,
+        "attention": "splash" if fits else "blockwise",  # as attention="auto" would choose there
+    }
+    found: dict[str, dict[str, float]] = {}
     for remat in ("none", "block"):
-        options: dict[str, Any] = {
-            "compute_dtype": "bfloat16",
-            "remat": remat,
-            "head_chunk": HEAD_CHUNK,
-            "attention": attention,
-        }
-        found = {}
-        for program, (jitted, arguments, beside) in update_programs(case, sharding, **options).items():
+        for program, (jitted, arguments, beside) in update_programs(case, sharding, remat=remat, **options).items():
+            if program == "apply" and program in found:
+                continue  # remat is nothing to it
             found[program] = measured(jitted, arguments, beside)
             found[program]["flops"] = program_flops(jax.make_jaxpr(jitted)(*arguments))
-        if case.layers > SHALLOW:
-            _unscanned(case, sharding, options, found)
-        one_after_the_other = {
-            "flops": sum, "xla_flops": sum, "xla_bytes": sum, "compile_seconds": sum, "peak_gib": max,
-            "temporary_gib": max, "too_large_gib": max, "chip_gib": max,
-        }  # fmt: skip
-        whole = {}
-        for key, both in one_after_the_other.items():
+        whole = {"flops": sum(x["flops"] for x in found.values())}
+        for key in ("peak_gib", "temporary_gib", "too_large_gib", "chip_gib", "compile_seconds"):
             values = [x[key] for x in found.values() if key in x]
-            if len(values) == len(found) or (values and both is max):
-                whole[key] = both(values)
+            if values:
+                whole[key] = sum(values) if key == "compile_seconds" else max(values)
+        if remat == "block":  # the peer's setting
+            whole |= _without_loops(case, sharding, found["apply"], remat=remat, **options)
         say({"contestant": f"ours_{remat}", **whole})
 
 
-def _unscanned(case: Case, sharding: Any, options: dict[str, Any], found: dict[str, dict[str, float]]) -> None:
-    """Puts XLA's counts of a program without loops in place of its counts of the real one, whose loops it counts once.
+def _without_loops(case: Case, sharding: Any, apply: dict[str, float], **options: Any) -> dict[str, float]:
+    """XLA's counts of an update whose loops it would count once: with the layers side by side and all logits at once.
 
-    Layers are alike: what the second of two costs, the other ones cost too. Logits in one chunk.
+    Layers are alike: what the second of two costs, the other ones cost too.
     """
-    from dataclasses import replace
+    options["head_chunk"] = case.sampled
 
-    one, two = (
-        measured(*update_programs(replace(case, layers=n), sharding, **{**options, "head_chunk": 2**20})["accumulate"])
-        for n in (1, 2)
-    )
-    for key in ("xla_flops", "xla_bytes"):
-        found["accumulate"][key] = one[key] + (case.layers - 1) * (two[key] - one[key])
+    def counts(layers: int) -> dict[str, float]:
+        jitted, arguments, _ = update_programs(replace(case, layers=layers), sharding, **options)["accumulate"]
+        return measured(jitted, arguments)
+
+    keys = ("xla_flops", "xla_bytes")
+    if case.layers <= SHALLOW:
+        last = counts(case.layers)
+        return {key: last[key] + apply[key] for key in keys if key in last}
+    one, two = counts(1), counts(2)
+    return {key: one[key] + (case.layers - 1) * (two[key] - one[key]) + apply[key] for key in keys}
 
 
 CONTESTANTS = {
