@@ -138,8 +138,8 @@ class Decoder(nnx.Module):
     # -- trunk
     def embed(self, ids: jax.Array) -> jax.Array:
         # on a mesh: the ids of all groups along fsdp are looked up in this device's part of the width
-        ids = constrain(ids, "data")
-        x = constrain(self.embed_vd[...][ids].astype(self.config.compute_dtype), "data", None, "fsdp")
+        table, ids = constrain(self.embed_vd[...], "tensor", "fsdp"), constrain(ids, "data")
+        x = constrain(table[ids].astype(self.config.compute_dtype), "data", None, "fsdp")
         return constrain(x, BATCH_AXES)
 
     def block(self, layer: Params, x_btd: jax.Array, rotation: tuple, attention: Any) -> tuple[jax.Array, Any]:
@@ -292,9 +292,9 @@ class Decoder(nnx.Module):
     # -- head
     def head(self) -> jax.Array:
         """The matrix of the logits, [V,D] if tied, else [D,V]; on a mesh, in parts of the vocabulary and none of d."""
-        if self.config.tied:
-            return constrain(self.embed_vd[...], VOCAB_AXES)
-        return constrain(self.head_dv[...], None, VOCAB_AXES)
+        if self.config.tied:  # (said twice, because gradients go the same way back)
+            return constrain(constrain(self.embed_vd[...], "tensor", "fsdp"), VOCAB_AXES)
+        return constrain(constrain(self.head_dv[...], "fsdp", "tensor"), None, VOCAB_AXES)
 
     def logits(self, hidden: jax.Array, head: jax.Array | None = None) -> jax.Array:
         """float32 logits [..., V] of hidden states [..., D]; padding rows of the vocabulary are -inf.
