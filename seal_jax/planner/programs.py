@@ -154,10 +154,11 @@ class Abstract:
         return self._prompt(grid), self._rows(grid, grid.suffix)
 
     def _kv(self, *lead: int, size: int) -> KV:
-        keys, values = (*lead, self.policy.head_dim, size), (*lead, size, self.policy.head_dim)
+        shapes = (*lead, self.policy.head_dim, size), (*lead, size, self.policy.head_dim)
         sharding = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES, "tensor"))
         dtype = self.policy.compute_dtype
-        return KV(*(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in (keys, values)))
+        arrays: Any = (jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape in shapes)
+        return KV(*arrays)
 
     def _prompt(self, grid: Grid) -> KV:
         return self._kv(self.policy.n_layers, grid.groups, self.policy.n_kv_heads, size=grid.prompt)

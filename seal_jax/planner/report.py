@@ -44,7 +44,7 @@ def _head(plan: Plan, config: ConfigDict) -> list[str]:
 
 def _programs(plan: Plan) -> list[str]:
     header = ("program", "shapes", "compile s", "TFLOP", "XLA's", "HBM GB", "ICI GB", "args", "out", "alias", "temp")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for p in plan.programs:
         m = p.measured
         moved = m.call + m.step
