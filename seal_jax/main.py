@@ -99,7 +99,8 @@ def main(argv: list[str]) -> None:
         print("error: --topology and --episodes belong to --mode=plan", file=sys.stderr)
         sys.exit(2)
     if not str(_WORKDIR.value or "").strip():
-        print("error: --workdir is missing or empty; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
+        what = "missing" if _WORKDIR.value is None else "empty"
+        print(f"error: --workdir is {what}; name a folder, e.g. --workdir=runs/quickstart", file=sys.stderr)
         sys.exit(2)
     joining = _DISTRIBUTED.value or _COORDINATOR.value or _PROCESS_COUNT.value or _PROCESS_ID.value >= 0
     done = companion(str(_WORKDIR.value)) if joining else lambda: None  # it forks, so before jax is there
