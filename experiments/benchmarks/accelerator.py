@@ -4,7 +4,7 @@
 
 Random weights in the shape of Qwen2.5-1.5B or -3B, bfloat16 with float32 masters, one group at BFCL's lengths (prompt
 5,120, G = 8 rows of 1,536). Reports model FLOP utilisation (operations that an update needs, none of them twice, over
-what a large product reaches in the same time), tokens sampled a second by one session, and the log-probs and gradient norm
+what a large product reaches in the same time), tokens sampled a second by one session, and log-probs and gradient norm
 of a small case beside those of the CPU. A few minutes on one GPU; nobody has run it on one for this repository. With
 --shape=tiny it runs anywhere.
 """
