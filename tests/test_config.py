@@ -141,11 +141,15 @@ def test_an_empty_split_is_named():
         split_tasks(config, build_suite(config), "test")
 
 
+@pytest.fixture(scope="module")
+def toolbox_suite():
+    return build_suite(default_config())
+
+
 @pytest.mark.parametrize("split, size", [("test", 400), ("ood", 200), ("val", 100)])
 @pytest.mark.parametrize("wanted", [1, 3, 4, 8, 20, 40, 50, 80, 100])
-def test_a_part_of_a_split_holds_every_category_alike(split, size, wanted):
-    config = default_config()
-    suite = build_suite(config)
+def test_a_part_of_a_split_holds_every_category_alike(toolbox_suite, split, size, wanted):
+    config, suite = default_config(), toolbox_suite
     config.eval[split] = wanted
     tasks = split_tasks(config, suite, split)
     counts = Counter(t.category for t in tasks)
