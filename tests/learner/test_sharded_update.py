@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 import re
 from dataclasses import replace
 
@@ -158,8 +157,8 @@ def is_adam(state) -> bool:
 def assert_nothing_whole(learner: Learner, config: PolicyConfig) -> None:
     """No program ever holds a whole parameter that is split, whole logits, or activations of others' groups."""
     mesh = learner.mesh
-    groups, tokens = 8, BUCKETS.prompt[0] + 3 * BUCKETS.suffix[0]
-    local = groups // (mesh.shape["data"] * mesh.shape["fsdp"])
+    tokens = BUCKETS.prompt[0] + 3 * BUCKETS.suffix[0]
+    local = 8 // (mesh.shape["data"] * mesh.shape["fsdp"])
     leaves = jax.tree_util.tree_leaves_with_path(learner.params)
     forbidden = {shape: path[-1].key for path, leaf in leaves if leaf.ndim > 1 for shape in less_split(leaf)}
     for program in (learner.programs.score, learner.programs.accumulate, learner.programs.apply):
@@ -170,10 +169,11 @@ def assert_nothing_whole(learner: Learner, config: PolicyConfig) -> None:
             shards = {leaf.addressable_shards[0].data.size for _, leaf in leaves}
             assert not [x for x in arrays if config.padded_vocab in x and math.prod(x) not in shards]
         for shape in arrays:
-            for i, rows in enumerate(itertools.accumulate(shape, operator.mul)):
+            shape = tuple(itertools.dropwhile(lambda n: n == 1, shape))
+            for n in (n for n in (2, 4, 8) if n > local):  # that many groups, flat or not
+                width = shape[1:] if shape[:1] == (n * tokens,) else shape[2:] if shape[:2] == (n, tokens) else ()
                 # of others' groups there are ids, and embeddings in this device's part of the width
-                if rows in {n * tokens for n in range(local + 1, groups + 1)}:
-                    assert math.prod(shape[i + 1 :]) <= config.d_model // mesh.shape["fsdp"], shape
+                assert math.prod(width) <= config.d_model // mesh.shape["fsdp"], shape
 
 
 def less_split(leaf: jax.Array) -> set[tuple[int, ...]]:
