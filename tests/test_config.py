@@ -441,7 +441,14 @@ def test_a_misspelt_suite_option_is_named(option):
 
 
 #: The flags of a run in one process.
-ALONE = {"DISTRIBUTED": False, "COORDINATOR": "", "PROCESS_COUNT": 0, "PROCESS_ID": -1}
+ALONE = {
+    "TOPOLOGY": None,
+    "EPISODES": "",
+    "DISTRIBUTED": False,
+    "COORDINATOR": "",
+    "PROCESS_COUNT": 0,
+    "PROCESS_ID": -1,
+}
 
 
 @pytest.mark.parametrize("during", ["validate", "start", "disk", "training"])

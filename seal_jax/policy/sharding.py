@@ -177,7 +177,9 @@ def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
     """`put` of one array."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+    places = sharding.addressable_devices_indices_map(array.shape)
+    shards = [jax.device_put(array[index], device) for device, index in places.items()]
+    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
 
 
 def to_host(value: Any) -> np.ndarray:
