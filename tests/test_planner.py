@@ -157,6 +157,23 @@ def test_traffic_tells_the_step_of_a_loop_without_a_known_end():
     assert call == Traffic(hbm=96) and step * 10 + call == whole
 
 
+def test_traffic_sees_through_fusions_in_fusions():
+    """A slice or an update in place inside an inner fusion still touches only its part of a stacked array."""
+    wrapped = HLO.replace("calls=%slice_body", "calls=%outer").replace(
+        "%body (s:",
+        "%outer (q0: f32[10,4,4], q1: s32[]) -> f32[1,4,4] {\n"
+        "  %q0 = f32[10,4,4]{2,1,0:T(8,128)} parameter(0)\n"
+        "  %q1 = s32[]{:T(128)S(6)} parameter(1)\n"
+        "  ROOT %in = f32[1,4,4]{2,1,0:T(8,128)} fusion(%q0, %q1), kind=kLoop, calls=%slice_body\n"
+        "}\n\n%body (s:",
+    )
+    assert traffic(wrapped) == traffic(HLO)
+    update = HLO.replace(
+        "dynamic-slice(%p0, %p1, %p1, %p1), dynamic_slice_sizes={1,4,4}", "dynamic-update-slice(%p0, %u, %p1, %p1, %p1)"
+    ).replace("  ROOT %ds = f32[1,4,4]", "  %u = f32[1,4,4]{2,1,0} constant(0)\n  ROOT %ds = f32[10,4,4]")
+    assert traffic(update)[0].hbm == 10 * (4 + 64 + 64 + 128) + 96
+
+
 # --- formulas ---
 def test_forward_flops_are_those_of_the_compiled_program():
     policy = PolicyConfig.tiny(64, n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, d_ff=256)

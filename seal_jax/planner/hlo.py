@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-_INSTRUCTION = re.compile(r"(ROOT )?%([\w.\-]+) = (.*)$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][\w\-]*)\(")
 #: Ops that move nothing by themselves.
 _FREE = frozenset(
@@ -23,6 +23,8 @@ _FREE = frozenset(
     "opt-barrier iota add-dependency".split()
 )
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+#: Ops that pass their operand on as it is.
+_TRANSPARENT = ("bitcast", "reshape", "convert", "copy", "get-tuple-element")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -62,9 +64,16 @@ class _Computation:
     def root(self) -> _Op:
         return next(op for op in self.ops.values() if op.root)
 
+    def parameter(self, number: int) -> str:
+        """The name of a parameter."""
+        return next(op.name for op in self.ops.values() if op.opcode == "parameter" and int(op.inside) == number)
 
-def traffic(text: str) -> tuple[Traffic, Traffic]:
-    """(of one call, of one step of its loops without a known number of steps) of a program's `as_text()`."""
+
+def traffic(text: str, taken: float = 1.0) -> tuple[Traffic, Traffic]:
+    """(of one call, of one step of its loops without a known number of steps) of a program's `as_text()`.
+
+    `taken`: how often, of all times, a condition takes its dearer branch.
+    """
     computations, entry = _parse(text)
     seen: dict[str, tuple[Traffic, Traffic]] = {}
 
@@ -82,8 +91,11 @@ def traffic(text: str) -> tuple[Traffic, Traffic]:
             body, inner = of(_attribute(op, "body"))
             trips = _trips(computations[_attribute(op, "condition")])
             return (body * trips, inner * trips) if trips is not None else (Traffic(), body + inner)
-        if op.opcode == "conditional":  # the dearest branch
-            return max((of(name) for name in _branches(op)), key=lambda found: found[0].hbm + found[1].hbm)
+        if op.opcode == "conditional":
+            branches = sorted((of(name) for name in _branches(op)), key=lambda found: found[0].hbm + found[1].hbm)
+            cheap, dear = branches[0], branches[-1]
+            call, step = (low * (1 - taken) + high * taken for low, high in zip(cheap, dear, strict=True))
+            return call, step
         if op.opcode == "call":
             return of(_attribute(op, "to_apply"))
         return _moved(op, within, computations), Traffic()
@@ -94,16 +106,14 @@ def traffic(text: str) -> tuple[Traffic, Traffic]:
 def _parse(text: str) -> tuple[dict[str, _Computation], str]:
     computations: dict[str, _Computation] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in text.splitlines():  # a kernel's metadata may span lines, so a computation ends where the next begins
         if line.endswith("{") and (line.startswith("%") or line.startswith("ENTRY")):
             match = _NAME.search(line)
             assert match is not None
             current = computations[match[1]] = _Computation()
             entry = match[1] if line.startswith("ENTRY") else entry
-        elif line.startswith("}"):
-            current = None
         elif current is not None:
-            found = _INSTRUCTION.search(line)
+            found = _INSTRUCTION.match(line)
             if found:
                 op = _operation(found[2], found[3], bool(found[1]))
                 current.ops[op.name] = op
@@ -171,7 +181,7 @@ def _moved(op: _Op, within: _Computation, computations: Mapping[str, _Computatio
         parts = _split(op.result)
         return Traffic(float(_bytes(parts[0])) + sum(min(_bytes(x), _size(parts[0])) for x in inputs))
     if op.opcode == "fusion":
-        return Traffic(_fusion(op, inputs, computations[_attribute(op, "calls")]))
+        return Traffic(_fusion(op, inputs, computations[_attribute(op, "calls")], computations))
     return Traffic(_plain(op, inputs))
 
 
@@ -183,23 +193,64 @@ def _plain(op: _Op, inputs: list[str]) -> float:
     return float(_bytes(op.result) + sum(map(_bytes, inputs)))
 
 
-def _fusion(op: _Op, inputs: list[str], body: _Computation) -> float:
+def _fusion(op: _Op, inputs: list[str], body: _Computation, computations: Mapping[str, _Computation]) -> float:
     """A parameter that is only sliced is read as far as it is sliced; an update in place writes the update."""
-    parameters = {int(inner.inside): inner.name for inner in body.ops.values() if inner.opcode == "parameter"}
-    total = 0.0
+    total = float(_written(op.result, body, computations))
+    for number, given in enumerate(inputs):
+        if _bytes(given):
+            total += _read(number, _size(given), body, computations)
+    return total
+
+
+def _read(number: int, full: int, body: _Computation, computations: Mapping[str, _Computation]) -> int:
+    """Bytes that a fused computation reads of its parameter `number`, which has `full` bytes."""
+
+    def of(name: str, body: _Computation) -> tuple[int, bool]:
+        """What is read, and whether `name` is also what the computation gives back."""
+        total, given = 0, body.ops[name].root
+        for user in body.ops.values():
+            for place, operand in enumerate(user.operands):
+                if operand != name:
+                    continue
+                if user.opcode in _SLICES and place == 0:
+                    total += _size(user.result)
+                elif user.opcode == "dynamic-update-slice" and place == 0:
+                    pass  # what is not updated stays where it is
+                elif user.opcode in _TRANSPARENT:
+                    more, out = of(user.name, body)
+                    total, given = total + more, given or out
+                elif user.opcode == "fusion":
+                    inner = computations[_attribute(user, "calls")]
+                    more, out = of(inner.parameter(place), inner)
+                    total += more
+                    if out:
+                        more, out = of(user.name, body)
+                        total, given = total + more, given or out
+                else:
+                    total += full
+        return total, given
+
+    total, given = of(body.parameter(number), body)
+    return full if given else min(total, full)
+
+
+def _written(result: str, body: _Computation, computations: Mapping[str, _Computation]) -> int:
+    """Bytes that a fused computation writes: of a result that is an update in place, the update."""
+    if not _bytes(result):
+        return 0
     root = body.root
-    updated = root.operands[0] if root.opcode == "dynamic-update-slice" else None
-    for name, given in zip((parameters[i] for i in sorted(parameters)), inputs, strict=True):
-        full = _bytes(given)
-        users = [inner for inner in body.ops.values() if name in inner.operands]
-        if name == updated and len(users) == 1:
-            continue
-        if users and all(user.opcode in _SLICES for user in users):
-            full = min(full, sum(_size(user.result) for user in users))
-        total += full
-    if updated is not None:
-        return total + (_size(body.ops[root.operands[1]].result) if _bytes(op.result) else 0)
-    return total + _bytes(op.result)
+    while root.opcode in _TRANSPARENT and root.operands[0] in body.ops:
+        root = body.ops[root.operands[0]]
+    if root.opcode == "dynamic-update-slice":
+        return _size(body.ops[root.operands[1]].result)
+    if root.opcode == "fusion":
+        return _written(result, computations[_attribute(root, "calls")], computations)
+    if root.opcode == "tuple":
+        parts = [body.ops[name] for name in root.operands]
+        updates = [part for part in parts if part.opcode == "dynamic-update-slice"]
+        whole = sum(_size(part.result) for part in updates)
+        return max(0, _bytes(result) - whole) + sum(_size(body.ops[part.operands[1]].result) for part in updates)
+    return _bytes(result)
 
 
 def _split(result: str) -> list[str]:

@@ -40,8 +40,8 @@ class Measured:
         return self.temporaries + self.outputs - self.aliased
 
 
-def measure(lowered: jax.stages.Lowered) -> Measured:
-    """Compiles. A program that does not fit by itself is `refused`; any other error is raised as it is."""
+def measure(lowered: jax.stages.Lowered, taken: float = 1.0) -> Measured:
+    """Compiles (`taken`: see `traffic`). A program that does not fit by itself is `refused`; any other error is raised as it is."""
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
@@ -53,7 +53,7 @@ def measure(lowered: jax.stages.Lowered) -> Measured:
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
     text = compiled.as_text()
     assert memory is not None and costs is not None and text is not None
-    call, step = traffic(text)
+    call, step = traffic(text, taken)
     return Measured(
         seconds=seconds,
         flops=float(costs.get("flops", 0.0)),

@@ -116,25 +116,29 @@ class Planner:
         """Chips of the mesh; a slice may have more."""
         return self.mesh.devices.size
 
-    def _program(self, name: str, moment: str, shapes: str, lower: Callable[[], Any], flops: float) -> Program:
+    def _program(
+        self, name: str, moment: str, shapes: str, lower: Callable[[], Any], flops: float, taken: float = 1.0
+    ) -> Program:
         key = f"{name} {shapes}"
         if key not in self._made:
             outside = sum(self.resident.values()) - self.resident.get("parameters", self.resident.get("base", 0))
             if name == "apply":  # its arguments are the whole train state
                 outside = self.resident["reference"] + bytes_per_chip(self.abstract.base)
-            measured = measure(lower())
+            measured = measure(lower(), taken)
             self._made[key] = Program(name, moment, shapes, measured, flops / self.chips, outside)
             self.told(f"compiled {key}: {measured.seconds:.0f} s")
         return self._made[key]
 
     # --- one program each ---
     def accumulate(self, grid: Grid, scored: int) -> Program:
+        taken = scored / grid.suffix  # chunks of the head without a loss token are skipped
         flops = work.accumulate_flops(self.policy, grid, scored, adapters=bool(self.abstract.base))
-        return self._program("accumulate", UPDATE, str(grid), lambda: self.abstract.accumulate(grid), flops)
+        return self._program("accumulate", UPDATE, str(grid), lambda: self.abstract.accumulate(grid), flops, taken)
 
     def score(self, grid: Grid, scored: int) -> Program:
+        taken = scored / grid.suffix
         flops = work.score_flops(self.policy, grid, scored)
-        return self._program("score", UPDATE, str(grid), lambda: self.abstract.score(grid), flops)
+        return self._program("score", UPDATE, str(grid), lambda: self.abstract.score(grid), flops, taken)
 
     def apply(self) -> Program:
         return self._program("apply", UPDATE, "", self.abstract.apply, 0.0)
