@@ -3,8 +3,9 @@
     python -m experiments.benchmarks.plan_table [--backbones qwen25_3b,...] [--slices v5p:2x2x1,...] [--suffix=8192]
 
 For each backbone of configs/bfcl.py the slices are tried in the order given, each with `fsdp` over all chips and a
-group per chip at once, and in a second try with `tensor=2`; the first that fits is the row. A slice on which parameters,
-optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes minutes.
+group per chip at once, and in a second try with `tensor=2`; the first that fits is the row. A slice on which
+parameters, optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes
+minutes.
 """
 
 from __future__ import annotations

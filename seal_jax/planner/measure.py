@@ -41,7 +41,10 @@ class Measured:
 
 
 def measure(lowered: jax.stages.Lowered, taken: float = 1.0) -> Measured:
-    """Compiles (`taken`: see `traffic`). A program that does not fit by itself is `refused`; any other error is raised as it is."""
+    """Compiles. A program that does not fit by itself is `refused`; any other error is raised as it is.
+
+    `taken`: see `traffic`.
+    """
     started = time.perf_counter()
     try:
         compiled = lowered.compile()
