@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from configs.bfcl import get_config
 from seal_jax.planner.chips import GIB
 from seal_jax.planner.plan import ROLLOUT, UPDATE, Planner
+from seal_jax.planner.programs import bytes_per_chip
 from seal_jax.planner.topology import devices, parse_topology
 from seal_jax.planner.work import Episodes, cut, plan_round
 
@@ -52,14 +53,14 @@ def row(backbone: str, name: str, tensor: int, suffix: int) -> tuple[str, ...] |
     except ValueError as error:  # heads that do not divide
         told(str(error))
         return None
-    state = sum(planner.resident.values()) + planner.resident.get("parameters", 0)
+    state = sum(planner.resident.values()) + bytes_per_chip(planner.abstract.trained)
     if state > topology.chip.hbm_bytes:
         told(f"parameters, optimiser, reference and gradients alone are {state / GIB:.1f} GiB a chip")
         return None
     if not all(planner.fits(moment) for moment in (UPDATE, ROLLOUT)):
         told("does not fit")
         return None
-    phases = planner.phases(plan_round(config, cut(Episodes(), config), kl=planner.abstract.kl))
+    phases = planner.phases(plan_round(config, cut(Episodes(), config), kl=planner.abstract.kl, hosts=planner.hosts))
     totals = (max(p.total for p in planner.largest(moment)) / GIB for moment in (ROLLOUT, UPDATE))
     mesh = f"fsdp {config.mesh.fsdp}, tensor {config.mesh.tensor}"
     return (

@@ -16,12 +16,12 @@ from ml_collections import ConfigDict
 from seal_jax.planner import work
 from seal_jax.planner.chips import GIB
 from seal_jax.planner.measure import Measured, measure
-from seal_jax.planner.programs import Abstract, Grid, bytes_per_chip
+from seal_jax.planner.programs import Abstract, Grid, bytes_per_chip, playing_mesh
 from seal_jax.planner.shapes import policy_config
 from seal_jax.planner.topology import Topology, devices
 from seal_jax.planner.work import Episodes, Round
 from seal_jax.policy.config import PolicyConfig
-from seal_jax.policy.sharding import check_batch, make_mesh
+from seal_jax.policy.sharding import check_batch, make_mesh, vocab_parts
 
 ROLLOUT, UPDATE = "rollouts", "update"
 Told = Callable[[str], None]
@@ -70,6 +70,7 @@ class Plan:
     topology: Topology
     policy: PolicyConfig
     mesh: dict[str, int]
+    hosts: int
     episodes: Episodes
     round: Round
     resident: dict[str, int]  # bytes per chip that live all the time
@@ -99,14 +100,16 @@ class Planner:
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         self.mesh: Mesh = make_mesh(shape, made)
         check_batch(config.learner.prompts_per_micro, self.mesh, "config.learner.prompts_per_micro")
+        playing = playing_mesh(self.mesh)
         for size in config.buckets.groups:
-            check_batch(size, self.mesh, "config.buckets.groups entry")
-        self.policy = policy_config(config)
-        self.abstract = Abstract(config, self.policy, self.mesh)
-        a = self.abstract
+            check_batch(size, playing, "config.buckets.groups entry")
+        self.policy = policy_config(config, vocab_parts(self.mesh))
+        self.abstract = a = Abstract(config, self.policy, self.mesh)
+        self.hosts = self.mesh.size // playing.size
         self.resident = {
-            "base" if a.base else "parameters": bytes_per_chip(a.params),
+            "parameters": bytes_per_chip(a.params),
             "optimiser": bytes_per_chip(a.state.opt_state),
+            # of a policy with adapters, adapters of zeros beside the same base
             "reference": bytes_per_chip(a.trained) if a.kl else 0,
         }
         self._made: dict[str, Program] = {}
@@ -121,11 +124,14 @@ class Planner:
     ) -> Program:
         key = f"{name} {shapes}"
         if key not in self._made:
-            outside = sum(self.resident.values()) - self.resident.get("parameters", self.resident.get("base", 0))
+            outside = self.resident["optimiser"] + self.resident["reference"]
             if name == "apply":  # its arguments are the whole train state
                 outside = self.resident["reference"] + bytes_per_chip(self.abstract.base)
+            elif moment == ROLLOUT and self.hosts > 1:  # its parameters are the host's copy
+                outside += self.resident["parameters"]
+            chips = self.abstract.playing.size if moment == ROLLOUT else self.chips
             measured = measure(lower(), taken)
-            self._made[key] = Program(name, moment, shapes, measured, flops / self.chips, outside)
+            self._made[key] = Program(name, moment, shapes, measured, flops / chips, outside)
             self.told(f"compiled {key}: {measured.seconds:.0f} s")
         return self._made[key]
 
@@ -199,7 +205,8 @@ class Planner:
         ]
 
     def groups_at_once(self) -> int:
-        """Groups that a session of the largest buckets can hold, by arithmetic from its largest group bucket.
+        """Groups that sessions of the largest buckets can hold, on all hosts together, by arithmetic from the largest
+        group bucket.
 
         What does not grow with the groups (state, the parameters in the compute dtype) is told from what does.
         """
@@ -209,13 +216,15 @@ class Planner:
             self.config.buckets.prompt[-1],
             self.config.buckets.suffix[-1],
         )
-        ways = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
-        cast = bytes_per_chip(self.abstract.params) * (0.5 if self.policy.compute_dtype == "bfloat16" else 1)
+        playing = self.abstract.playing
+        ways = playing.shape["data"] * playing.shape["fsdp"]
+        acting = bytes_per_chip(self.abstract.acting)
+        cast = acting / 2 if self.policy.compute_dtype == "bfloat16" and not self.abstract.base else 0
         kv = bytes_per_chip(self.abstract.caches(grid))
         own = max(p.measured.own for p in self.largest(ROLLOUT))
         each = (kv + max(own - cast, 0)) / (grid.groups / ways)
-        free = self.topology.chip.hbm_bytes - sum(self.resident.values()) - cast
-        return max(0, int(free // each)) * ways
+        free = self.topology.chip.hbm_bytes - sum(self.resident.values()) - cast - (acting if self.hosts > 1 else 0)
+        return max(0, int(free // each)) * ways * self.hosts
 
 
 def make_plan(config: ConfigDict, topology: Topology, episodes: Episodes, told: Told = lambda line: None) -> Plan:
@@ -223,11 +232,12 @@ def make_plan(config: ConfigDict, topology: Topology, episodes: Episodes, told: 
     made = devices(topology)
     planner = Planner(config, topology, made, told)
     episodes = work.cut(episodes, config)
-    round = work.plan_round(config, episodes, kl=planner.abstract.kl)
+    round = work.plan_round(config, episodes, kl=planner.abstract.kl, hosts=planner.hosts)
     phases = planner.phases(round)
     failing = [moment for moment in (UPDATE, ROLLOUT) if not planner.fits(moment)]
     mends = [mend(planner, moment) for moment in failing]
     buckets = config.buckets
+    copied = {"parameters of the host's own": bytes_per_chip(planner.abstract.acting)} if planner.hosts > 1 else {}
     prompt, rows = planner.abstract.caches(
         Grid(buckets.groups[-1], config.rollouts, buckets.prompt[-1], buckets.suffix[-1])
     )
@@ -235,10 +245,11 @@ def make_plan(config: ConfigDict, topology: Topology, episodes: Episodes, told: 
         topology=topology,
         policy=planner.policy,
         mesh=dict(planner.mesh.shape),
+        hosts=planner.hosts,
         episodes=episodes,
         round=round,
         resident=planner.resident,
-        caches={"prompts' KV": bytes_per_chip(prompt), "rows' KV": bytes_per_chip(rows)},
+        caches={**copied, "prompts' KV": bytes_per_chip(prompt), "rows' KV": bytes_per_chip(rows)},
         programs=sorted(planner._made.values(), key=lambda p: (p.moment != ROLLOUT, p.name)),
         phases=phases,
         at_once=planner.groups_at_once() if ROLLOUT not in failing else 0,
@@ -270,8 +281,8 @@ def mend(planner: Planner, moment: str) -> str:
 
 def changes(planner: Planner, moment: str) -> Iterator[tuple[str, ConfigDict]]:
     """What may help, cheapest in speed first; each builds on nothing but the config."""
-    config, mesh = planner.config, planner.mesh.shape
-    ways = mesh["data"] * mesh["fsdp"]
+    config, mesh, playing = planner.config, planner.mesh.shape, planner.abstract.playing.shape
+    ways, playing_ways = mesh["data"] * mesh["fsdp"], playing["data"] * playing["fsdp"]
 
     def changed(**settings: Any) -> tuple[str, ConfigDict]:
         new = ConfigDict(config.to_dict())
@@ -293,8 +304,8 @@ def changes(planner: Planner, moment: str) -> Iterator[tuple[str, ConfigDict]]:
             small["policy__head_chunk"] = 128
             yield changed(**small)
     else:
-        if config.buckets.groups[-1] > ways:
-            small["buckets__groups"] = (ways,)
+        if config.buckets.groups[-1] > playing_ways:
+            small["buckets__groups"] = (playing_ways,)
             yield changed(**small)
         if config.buckets.chunk[-1] > 1024:
             small["buckets__chunk"] = tuple(size for size in config.buckets.chunk if size <= 1024)

@@ -18,6 +18,7 @@ from seal_jax.learner.optimizer import make_optimizer
 from seal_jax.learner.programs import Params, Programs, TrainState, join, make_programs, state_shardings
 from seal_jax.policy import lora
 from seal_jax.policy.config import PolicyConfig, param_shapes
+from seal_jax.policy.local import local_shape, spans_processes
 from seal_jax.policy.model import KV
 from seal_jax.policy.sharding import BATCH_AXES, batch_sharding, param_shardings, whole_letters
 from seal_jax.rollout.engine import RolloutEngine
@@ -45,6 +46,8 @@ class Abstract:
 
     def __init__(self, config: ConfigDict, policy: PolicyConfig, mesh: Mesh):
         self.config, self.policy, self.mesh = config, policy, mesh
+        #: Where rollouts are played: the slice itself, or where it has several hosts, one of these.
+        self.playing = playing_mesh(mesh)
         settings = learner_settings(config)
         self.kl = settings["loss"].kl_coef > 0
         self.base, self.trained = abstract_params(policy, mesh)
@@ -65,9 +68,11 @@ class Abstract:
             group_buckets=config.buckets.groups,
             max_new_tokens=config.limits.max_new_tokens,
             decode_size=config.buckets.decode,
-            mesh=mesh,
+            mesh=self.playing,
             unroll=False,
         )
+        # A host's copy of the parameters, with one host the parameters themselves.
+        self.acting = join(*abstract_params(policy, self.playing))
         self.decode_size = self._engine.decode_size
 
     @property
@@ -85,13 +90,13 @@ class Abstract:
         whole = Denominators(*(_scalar(jnp.float32),) * 4)
         utility_z = jax.ShapeDtypeStruct((len(LABELS),), jnp.float32)
         micro = self._micro(grid)
-        return self._lower(self._programs.accumulate, self.trained, self.trained, self.base, micro, whole, utility_z)
+        return self._programs.accumulate.lower(self.trained, self.trained, self.base, micro, whole, utility_z)
 
     def score(self, grid: Grid) -> jax.stages.Lowered:
-        return self._lower(self._programs.score, self.params, self._micro(grid))
+        return self._programs.score.lower(self.params, self._micro(grid))
 
     def apply(self) -> jax.stages.Lowered:
-        return self._lower(self._programs.apply, self.state, self.trained)
+        return self._programs.apply.lower(self.state, self.trained)
 
     def _micro(self, grid: Grid) -> Batch:
         b, g, p, s = grid.groups, grid.rows, grid.prompt, grid.suffix
@@ -119,13 +124,12 @@ class Abstract:
     # --- rollouts ---
     def prefill(self, grid: Grid) -> jax.stages.Lowered:
         ids, length = self._ints(grid.groups, grid.prompt), self._ints(grid.groups)
-        return self._lower(self._engine._prefill, self.params, ids, length)
+        return self._engine._prefill.lower(self.acting, ids, length)
 
     def extend(self, grid: Grid, chunk: int) -> jax.stages.Lowered:
         rows, row_ints = self._rows(grid, grid.suffix), self._ints(grid.groups, grid.rows)
-        return self._lower(
-            self._engine._extend,
-            self.params,
+        return self._engine._extend.lower(
+            self.acting,
             self._prompt(grid),
             self._ints(grid.groups),
             rows=rows,
@@ -137,16 +141,15 @@ class Abstract:
 
     def decode(self, grid: Grid) -> jax.stages.Lowered:
         row_ints = self._ints(grid.groups, grid.rows)
-        return self._lower(
-            self._engine._decode,
-            self.params,
+        return self._engine._decode.lower(
+            self.acting,
             self._prompt(grid),
             self._ints(grid.groups),
             rows=self._rows(grid, grid.suffix),
             row_len_bg=row_ints,
             hidden_bgd=self._hidden(grid),
             limit_bg=row_ints,
-            seed_bg=jax.ShapeDtypeStruct(row_ints.shape, jnp.uint32, sharding=self._batch),
+            seed_bg=jax.ShapeDtypeStruct(row_ints.shape, jnp.uint32, sharding=row_ints.sharding),
             temperature=_scalar(jnp.float32),
         )
 
@@ -156,8 +159,8 @@ class Abstract:
 
     def _kv(self, *lead: int, size: int) -> KV:
         keys, values = (*lead, self.policy.head_dim, size), (*lead, size, self.policy.head_dim)
-        heads = None if "k" in whole_letters(self.policy, self.mesh) else "tensor"
-        sharding = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES, heads))
+        heads = None if "k" in whole_letters(self.policy, self.playing) else "tensor"
+        sharding = NamedSharding(self.playing, PartitionSpec(None, BATCH_AXES, heads))
         made: Any = (jax.ShapeDtypeStruct(x, self.policy.compute_dtype, sharding=sharding) for x in (keys, values))
         return KV(*made)
 
@@ -169,14 +172,19 @@ class Abstract:
 
     def _hidden(self, grid: Grid) -> jax.ShapeDtypeStruct:
         shape = (grid.groups, grid.rows, self.policy.d_model)
-        return jax.ShapeDtypeStruct(shape, self.policy.compute_dtype, sharding=self._batch)
+        return jax.ShapeDtypeStruct(shape, self.policy.compute_dtype, sharding=batch_sharding(self.playing))
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._batch)
+        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.playing))
 
-    def _lower(self, program: Any, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):  # the fused attention asks which axes there are
-            return program.lower(*args, **kwargs)
+
+def playing_mesh(mesh: Mesh) -> Mesh:
+    """The mesh on which one process of a run plays its share of the tasks; ValueError as a run would raise it."""
+    shape = local_shape(mesh)
+    if not spans_processes(mesh):
+        return mesh
+    first = [d for d in mesh.devices.flat if d.process_index == mesh.devices.flat[0].process_index]
+    return Mesh(np.asarray(first).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def abstract_params(policy: PolicyConfig, mesh: Mesh) -> tuple[Params, Params]:

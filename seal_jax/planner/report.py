@@ -31,7 +31,8 @@ def _head(plan: Plan, config: ConfigDict) -> list[str]:
     return [
         f"{config.policy.path or config.policy.source}: {n_params(plan) / 1e9:.2f}B parameters, "
         f"{policy.n_layers} layers, {policy.compute_dtype}, remat {policy.remat}, attention {policy.attention}",
-        f"{plan.topology}: {plan.topology.n_chips} chips, {math.prod(plan.mesh.values())} in the mesh {mesh}",
+        f"{plan.topology}: {plan.topology.n_chips} chips, {math.prod(plan.mesh.values())} in the mesh {mesh}"
+        + (f"; each of {plan.hosts} hosts plays its share of the tasks by itself" if plan.hosts > 1 else ""),
         f"a chip: {chip.flops / 1e12:.0f} TFLOP/s (bfloat16), {chip.hbm_bytes / GIB:.2f} GiB that a program may use, "
         f"{chip.hbm_bandwidth / 1e9:.0f} GB/s of HBM, {chip.ici_bandwidth / 1e9:.0f} GB/s from other chips "
         f"({chip.published})",
@@ -68,7 +69,7 @@ def _memory(plan: Plan) -> list[str]:
     for moment in (ROLLOUT, UPDATE):
         worst = plan.worst(moment)
         lines.append(f"  {moment}: {_total(worst, plan)}")
-    lines.append("  the largest session: " + ", ".join(f"{k} {v / GIB:.2f}" for k, v in plan.caches.items()))
+    lines.append("  in rollouts: " + ", ".join(f"{k} {v / GIB:.2f}" for k, v in plan.caches.items()))
     return lines
 
 
@@ -93,7 +94,8 @@ def _time(plan: Plan) -> list[str]:
 def _verdict(plan: Plan) -> list[str]:
     rollouts = plan.at_once * plan.round.rollout.rows
     if plan.fits:
-        return [f"FITS. At the largest buckets {plan.at_once} groups ({rollouts} rollouts) fit at once."]
+        hosts = f" on {plan.hosts} hosts" if plan.hosts > 1 else ""
+        return [f"FITS. At the largest buckets {plan.at_once} groups ({rollouts} rollouts) fit at once{hosts}."]
     return ["DOES NOT FIT.", *(f"  {mend}" for mend in plan.mends)]
 
 

@@ -61,17 +61,18 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def policy_config(config: ConfigDict) -> PolicyConfig:
-    """The policy that a run of this config has, but for the ids that only its tokenizer knows to be padding.
+def policy_config(config: ConfigDict, vocab_parts: int = 1) -> PolicyConfig:
+    """The policy that a run of this config has, but for the ids that only its tokenizer knows to be padding; the
+    vocabulary is padded so that it splits into `vocab_parts`.
 
     Raises ValueError for a hub id that is neither in `PUBLISHED` nor a folder here: nothing is downloaded.
     """
     overrides = {"attention_budget": BLOCKWISE_BUDGET, **policy_overrides(config, "tpu")}
     source, path = config.policy.source, config.policy.path
     if source == "tiny":
-        return PolicyConfig.tiny(config.policy.vocab_size, **overrides)
+        return PolicyConfig.tiny(config.policy.vocab_size, **overrides).padded_to(vocab_parts)
     if source == "gguf":
-        return config_from_gguf(path, **overrides)
+        return config_from_gguf(path, **overrides).padded_to(vocab_parts)
     file = Path(path).expanduser() / "config.json"
     if file.is_file():
         hf = json.loads(file.read_text(encoding="utf-8"))
@@ -82,4 +83,4 @@ def policy_config(config: ConfigDict) -> PolicyConfig:
             f"config.policy.path={path!r} is no folder with a config.json, and its dimensions are not known here; "
             f"give a folder, or one of {', '.join(PUBLISHED)}"
         )
-    return PolicyConfig.from_hf(hf, **{"padded_vocab": hf["vocab_size"], **overrides})
+    return PolicyConfig.from_hf(hf, **{"padded_vocab": hf["vocab_size"], **overrides}).padded_to(vocab_parts)

@@ -81,4 +81,5 @@ def devices(topology: Topology) -> list[Any]:
         raise ValueError(
             f"--topology={topology}: libtpu refuses it ({what}); sides of more than one host are multiples of 2"
         ) from error
-    return list(made.devices)
+    # In the order of a run's mesh: each host's chips stand together.
+    return sorted(made.devices, key=lambda d: (d.process_index, d.id))

@@ -75,8 +75,10 @@ class Round:
     scored: int  # loss tokens of a row
 
 
-def plan_round(config: ConfigDict, episodes: Episodes, *, kl: bool) -> Round:
+def plan_round(config: ConfigDict, episodes: Episodes, *, kl: bool, hosts: int = 1) -> Round:
+    """The calls of each of `hosts`, which share a round's tasks, and of the update that they make together."""
     tasks, rows, learner = config.tasks_per_round, config.rollouts, config.learner
+    played = math.ceil(tasks / hosts)
     largest = config.buckets.groups[-1]
     prompt, suffix = fitting(config.buckets.prompt, episodes.prompt), fitting(config.buckets.suffix, episodes.suffix)
     acting = config.buckets.suffix[-1] if config.buckets.act_in_last else suffix
@@ -87,8 +89,8 @@ def plan_round(config: ConfigDict, episodes: Episodes, *, kl: bool) -> Round:
     again = tasks if learner.epochs > 1 else tasks - of_mini
     scores = math.ceil(again / learner.prompts_per_micro) + kl * math.ceil(tasks / learner.prompts_per_micro)
     return Round(
-        waves=math.ceil(tasks / largest),
-        rollout=Grid(fitting(config.buckets.groups, min(tasks, largest)), rows, prompt, acting),
+        waves=math.ceil(played / largest),
+        rollout=Grid(fitting(config.buckets.groups, min(played, largest)), rows, prompt, acting),
         chunk=fitting(config.buckets.chunk, fed),
         messages=episodes.messages,
         steps=math.ceil(episodes.sampled / episodes.messages),
