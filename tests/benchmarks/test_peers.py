@@ -68,7 +68,7 @@ def test_a_group_of_one_shares_nothing():
     assert update_flops(case) == update_flops(case, shared=False)
 
 
-@pytest.mark.parametrize("contestant", ["update_block", "rollout"])
+@pytest.mark.parametrize("contestant", [pytest.param("update_block", marks=pytest.mark.slow), "rollout"])
 def test_our_contestants_run(contestant, folder, monkeypatch):
     facts, seconds = {}, []
 

@@ -106,6 +106,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(run):
     jax.tree.map(np.testing.assert_array_equal, again.state, one.state)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(jax.device_count() < 8, reason="needs 8 (forced) devices")
 def test_an_update_on_a_mesh_equals_one_device(run):
     folder, batch, single, _, metrics = run

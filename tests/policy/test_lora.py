@@ -103,6 +103,7 @@ def test_adapters_equal_merged_weights_value_and_gradient():
         assert np.abs(want).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_greedy_rollouts_equal_those_of_merged_weights():
     prompts = [[3, 1, 4, 1, 5, 9], [2, 6, 5]]
     new = {(b, g): [7 + b, 8 + g] for b in range(2) for g in range(2)}

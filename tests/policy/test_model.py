@@ -146,10 +146,9 @@ def test_chunks_blocks_and_remat_change_nothing(change):
     assert_trees_close(ours(dataclasses.replace(CONFIG, **change)), ours(CONFIG), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("budget", [10**6, 300])
-def test_segments_that_skip_hidden_keys_change_nothing(budget, monkeypatch):
+def test_segments_that_skip_hidden_keys_change_nothing(monkeypatch):
     monkeypatch.setattr(attention, "_SEGMENT", 5)  # 21 and 18 tokens: 4 and 3 segments of uneven length
-    config = dataclasses.replace(CONFIG, attention_budget=budget)
+    config = dataclasses.replace(CONFIG, attention_budget=300)
     assert_trees_close(ours(config), ours(CONFIG), atol=1e-4, rtol=1e-4)
 
 
