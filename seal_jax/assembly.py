@@ -69,10 +69,22 @@ def build_mesh(config: ConfigDict) -> Mesh | None:
     if shape == (1, 1, 1) and n_processes == 1:
         return None
     mesh = make_mesh(shape)
-    if n_processes > 1 and mesh.size != jax.device_count():
+    check_mesh(config, mesh, jax.device_count(), n_processes)
+    return mesh
+
+
+def check_mesh(config: ConfigDict, mesh: Mesh, n_devices: int, n_processes: int) -> None:
+    """ValueError for what does not divide over a mesh of some of `n_devices` devices of `n_processes` processes."""
+    shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if n_processes > 1 and mesh.size != n_devices:
         raise ValueError(
-            f"config.mesh={shape} takes {mesh.size} of the {jax.device_count()} devices of {n_processes} processes; "
+            f"config.mesh={shape} takes {mesh.size} of the {n_devices} devices of {n_processes} processes; "
             "each has to train with all of its own; set config.mesh.data=-1 or config.mesh.fsdp=-1"
+        )
+    if config.tasks_per_round % n_processes:
+        raise ValueError(
+            f"config.tasks_per_round={config.tasks_per_round} does not divide over {n_processes} processes; use a "
+            f"multiple of {n_processes}"
         )
     ways = mesh.shape["data"] * mesh.shape["fsdp"]  # known only now: a size of -1 is whatever devices are left
     data, fsdp, _ = local_shape(mesh)  # where a process plays
@@ -87,7 +99,6 @@ def build_mesh(config: ConfigDict) -> Mesh | None:
                 f"config.{name}={value} does not divide over data x fsdp = {n} devices{whose} (config.mesh={shape}); "
                 f"use {mend} or a smaller mesh"
             )
-    return mesh
 
 
 def build_suite(config: ConfigDict) -> Suite:
@@ -113,7 +124,7 @@ def check_settings(config: ConfigDict) -> None:
 def check_overlap(config: ConfigDict) -> None:
     """ValueError if the tasks of a round cannot be halved: the setting would do nothing."""
     groups = config.buckets.groups
-    wave = min(config.tasks_per_round, groups[-1])
+    wave = min(config.tasks_per_round // processes.count(), groups[-1])
     if config.overlap_environment and config.rounds and len(batches(wave, groups, halve=True)) == 1:
         raise ValueError(
             f"config.overlap_environment=True plays two halves, but config.buckets.groups={tuple(groups)} cannot hold "

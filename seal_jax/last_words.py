@@ -9,6 +9,7 @@ No jax here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -60,7 +61,8 @@ def companion(workdir: str | Path) -> Callable[[], None]:
         nonlocal told
         if not told:
             told = True
-            os.write(write, b"done")
+            with contextlib.suppress(OSError):  # the companion may have been killed
+                os.write(write, b"done")
             os.close(write)
 
     return done

@@ -25,7 +25,7 @@ from types import ModuleType
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from seal_jax.last_words import companion
+from seal_jax.last_words import companion, newest_checkpoint
 
 
 class RecipeError(Exception):
@@ -139,8 +139,8 @@ def carry_out() -> None:
 
     try:
         validate(_CONFIG.value)
-        if _MODE.value == "export" and not (Path(str(_WORKDIR.value)) / "checkpoints").exists():
-            raise ValueError(f"there is no run in --workdir={_WORKDIR.value} to export; train one first")
+        if _MODE.value == "export" and newest_checkpoint(str(_WORKDIR.value)) is None:
+            raise ValueError(f"there is no checkpoint in --workdir={_WORKDIR.value} to export; train one first")
         job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
     except (ValueError, OSError, ImportError) as error:
         # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.

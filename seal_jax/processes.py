@@ -175,7 +175,8 @@ def together(workdir: str | Path, done: Callable[[], None] = lambda: None) -> It
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
         if lost_peer(error):
             code = LOST
-            print(lost(workdir), file=sys.stderr)
+            cause = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            print(lost(workdir, f"another process of this job is gone ({cause})"), file=sys.stderr)
         elif not isinstance(error, SystemExit):
             sys.excepthook(type(error), error, error.__traceback__)
         sys.stdout.flush()

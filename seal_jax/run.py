@@ -300,8 +300,6 @@ class Run:
 
     def export(self) -> Path:
         """The policy as a Hugging Face folder in float32 (adapters merged) with its tokenizer: workdir/export."""
-        if self.checkpoints.latest() is None:
-            raise ValueError(f"no checkpoint in {self.workdir}: there is no trained policy to export")
         folder = save_hf(self.workdir / "export", self.policy_config, self.learner.params, tokenizer=self.tokenizer)
         self.progress.message(f"the policy of round {self.reported_round}: {folder}")
         return folder

@@ -1,6 +1,6 @@
 """The update: a few optimiser steps over one round's batch, each accumulated over micro-batches of whole groups.
 
-Three jitted functions (`programs.py`) do the work: `score` (log-probs without gradient), `accumulate` (adds one
+Three of the jitted functions of `programs.py` do the work: `score` (log-probs without gradient), `accumulate` (adds one
 micro-batch's gradient) and `apply` (one optimiser step). Their compilations are counted.
 """
 

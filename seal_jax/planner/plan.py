@@ -13,6 +13,7 @@ from typing import Any
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from seal_jax.assembly import check_mesh
 from seal_jax.planner import work
 from seal_jax.planner.chips import GIB
 from seal_jax.planner.measure import Measured, measure
@@ -21,7 +22,7 @@ from seal_jax.planner.shapes import policy_config
 from seal_jax.planner.topology import Topology, devices
 from seal_jax.planner.work import Episodes, Round
 from seal_jax.policy.config import PolicyConfig
-from seal_jax.policy.sharding import check_batch, make_mesh, vocab_parts
+from seal_jax.policy.sharding import make_mesh, vocab_parts
 
 ROLLOUT, UPDATE = "rollouts", "update"
 Told = Callable[[str], None]
@@ -99,10 +100,8 @@ class Planner:
         self.config, self.topology, self.told, self._devices = config, topology, told, made
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         self.mesh: Mesh = make_mesh(shape, made)
-        check_batch(config.learner.prompts_per_micro, self.mesh, "config.learner.prompts_per_micro")
         playing = playing_mesh(self.mesh)
-        for size in config.buckets.groups:
-            check_batch(size, playing, "config.buckets.groups entry")
+        check_mesh(config, self.mesh, len(made), len({d.process_index for d in made}))
         self.policy = policy_config(config, vocab_parts(self.mesh))
         self.abstract = a = Abstract(config, self.policy, self.mesh)
         self.hosts = self.mesh.size // playing.size
@@ -122,7 +121,7 @@ class Planner:
     def _program(
         self, name: str, moment: str, shapes: str, lower: Callable[[], Any], flops: float, taken: float = 1.0
     ) -> Program:
-        key = f"{name} {shapes}"
+        key = f"{name} {shapes} {taken:g}"
         if key not in self._made:
             outside = self.resident["optimiser"] + self.resident["reference"]
             if name == "apply":  # its arguments are the whole train state
@@ -132,7 +131,7 @@ class Planner:
             chips = self.abstract.playing.size if moment == ROLLOUT else self.chips
             measured = measure(lower(), taken)
             self._made[key] = Program(name, moment, shapes, measured, flops / chips, outside)
-            self.told(f"compiled {key}: {measured.seconds:.0f} s")
+            self.told(f"compiled {name} {shapes}: {measured.seconds:.0f} s")
         return self._made[key]
 
     # --- one program each ---

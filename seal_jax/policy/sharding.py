@@ -73,6 +73,11 @@ def param_shardings(config: PolicyConfig, mesh: Mesh) -> dict[str, Any]:
     Raises ValueError naming parameter, size and axis when a dimension is not divisible, before anything compiles.
     """
     whole = whole_letters(config, mesh)
+    if whole and mesh.shape["tensor"] % config.n_kv_heads:
+        raise ValueError(
+            f"the policy's {config.n_kv_heads} key/value heads do not divide config.mesh.tensor="
+            f"{mesh.shape['tensor']}, and it does not divide them; use a multiple or a divisor of {config.n_kv_heads}"
+        )
 
     def walk(shapes: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         out: dict[str, Any] = {}

@@ -82,8 +82,11 @@ def _kernel(heads: int, prompt: int, rows: int, length: int) -> splash.SplashAtt
         **{name: size for name in ("block_q", "block_kv", "block_kv_compute", "block_q_dq", "block_kv_dq")},
         **{name: size for name in ("block_q_dkv", "block_kv_dkv", "block_kv_dkv_compute")},
     }
-    with jax.ensure_compile_time_eval():  # its arrays outlive the trace that first asks for it
-        return splash.make_splash_mqa_single_device(mask, block_sizes=splash.BlockSizes(**sizes))
+    # Made while something is traced, under an update's guard too, and kept: so its arrays go back to the host, where
+    # they are constants of no device.
+    with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
+        kernel = splash.make_splash_mqa_single_device(mask, block_sizes=splash.BlockSizes(**sizes))
+        return jax.tree.map(np.asarray, kernel)
 
 
 def group_attention(

@@ -30,6 +30,8 @@ the figures and the live display look for:
 | `rollout/time_share/<phase>` | share of those seconds in prefill, extend, decode, environment |
 | `count/compilations`, `memory/peak_mib` | compiled programs so far, peak resident memory so far |
 
+Of several processes, `time/*`, `rollout/*`, `count/*` and `memory/*` are those of process 0.
+
 `<split>` names the split alone where its episodes were played by the "seal" protocol, and `<split>_official` by the
 benchmark's own. This package imports no jax; matplotlib, rich and tensorboardX are imported where they are used.
 """

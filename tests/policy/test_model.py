@@ -107,7 +107,8 @@ def test_shared_prompt_equals_repeated_prompt_value_and_gradient(temperature):
     logp, gradient = ours(CONFIG, -5, temperature)
     expected, expected_gradient = step(naive, DENSE)(PARAMS, temperature)
     np.testing.assert_allclose(logp, expected, atol=1e-5)
-    assert_trees_close(gradient, expected_gradient, atol=2e-4, rtol=2e-4)
+    for x, y in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4 * np.abs(y).max(), rtol=0)
 
 
 def test_padding_changes_nothing_bit_for_bit():

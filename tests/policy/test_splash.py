@@ -45,7 +45,9 @@ def value_and_gradient(config: PolicyConfig):
         logp = token_logp(config, params, *batch())
         return (logp * weight).sum(), logp
 
-    (_, logp), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS)
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    with jax.transfer_guard("disallow"):  # as in an update, in which the kernel is first asked for
+        (_, logp), gradient = step(PARAMS)
     return logp, gradient
 
 
