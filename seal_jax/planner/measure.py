@@ -21,6 +21,7 @@ _NEEDS = (
 class Measured:
     """Per chip. `flops` is XLA's own count (loop bodies once); `step` the traffic of one step of a decode loop.
 
+    `seconds`: processor time of compiling, all threads together, so that a busy machine counts the same.
     `refused`: bytes that the program needs where the compiler found that it does not fit; the rest is then 0.
     """
 
@@ -45,14 +46,14 @@ def measure(lowered: jax.stages.Lowered, taken: float = 1.0) -> Measured:
 
     `taken`: see `traffic`.
     """
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return Measured(time.perf_counter() - started, refused=needed(str(error)))
-    seconds = time.perf_counter() - started
+        return Measured(time.process_time() - started, refused=needed(str(error)))
+    seconds = time.process_time() - started
     memory, costs = compiled.memory_analysis(), compiled.cost_analysis()
     text = compiled.as_text()
     assert memory is not None and costs is not None and text is not None

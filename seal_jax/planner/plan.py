@@ -131,7 +131,7 @@ class Planner:
             chips = self.abstract.playing.size if moment == ROLLOUT else self.chips
             measured = measure(lower(), taken)
             self._made[key] = Program(name, moment, shapes, measured, flops / chips, outside)
-            self.told(f"compiled {name} {shapes}: {measured.seconds:.0f} s")
+            self.told(f"compiled {name} {shapes}: {measured.seconds:.0f} s of one core")
         return self._made[key]
 
     # --- one program each ---

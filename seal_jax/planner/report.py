@@ -44,7 +44,7 @@ def _head(plan: Plan, config: ConfigDict) -> list[str]:
 
 
 def _programs(plan: Plan) -> list[str]:
-    header = ("program", "shapes", "compile s", "TFLOP", "XLA's", "HBM GB", "ICI GB", "args", "out", "alias", "temp")
+    header = ("program", "shapes", "core s", "TFLOP", "XLA's", "HBM GB", "ICI GB", "args", "out", "alias", "temp")
     rows: list[tuple[str, ...]] = [header]
     for p in plan.programs:
         m = p.measured
@@ -58,7 +58,7 @@ def _programs(plan: Plan) -> list[str]:
         rows.append((p.name, p.shapes, f"{m.seconds:.0f}", _short(p.flops / 1e12), *rest))
     return [
         "Programs, a call on a chip (decode: its start and one step). TFLOP by formula; XLA counts loop bodies once.",
-        "Memory in GiB: arguments, outputs, of them written over arguments, temporaries.",
+        "core s: processor seconds of compiling. Memory in GiB: arguments, outputs, those written over arguments, temporaries.",
         *table(rows, left=2),
     ]
 
