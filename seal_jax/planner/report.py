@@ -58,7 +58,7 @@ def _programs(plan: Plan) -> list[str]:
         rows.append((p.name, p.shapes, f"{m.seconds:.0f}", _short(p.flops / 1e12), *rest))
     return [
         "Programs, a call on a chip (decode: its start and one step). TFLOP by formula; XLA counts loop bodies once.",
-        "core s: to compile, on one core. Memory in GiB: arguments, outputs, those written over arguments, temporaries.",
+        "core s: compiling, on one core. Memory in GiB: arguments, outputs, those written over arguments, temporaries.",
         *table(rows, left=2),
     ]
 
