@@ -51,7 +51,7 @@ def companion(workdir: str | Path) -> Callable[[], None]:
         while part := os.read(read, 64):
             heard += part
         if not heard:  # the other end is closed: the process is over
-            gone = "this process was ended from outside, or by jax because another process of the job is gone"
+            gone = "this process was ended from outside, or by jax because another process is gone or never came"
             os.write(2, f"{lost(workdir, gone)}\n".encode())
         os._exit(0)
     os.close(read)

@@ -134,15 +134,16 @@ def carry_out() -> None:
     """The run of the flags, in this process."""
     from seal_jax.config import validate
     from seal_jax.loop import evaluate_only, export, train
-    from seal_jax.processes import lost_peer
+    from seal_jax.processes import Apart, agree, lost_peer
     from seal_jax.run import Run
 
     try:
         validate(_CONFIG.value)
         if _MODE.value == "export" and newest_checkpoint(str(_WORKDIR.value)) is None:
             raise ValueError(f"there is no checkpoint in --workdir={_WORKDIR.value} to export; train one first")
+        agree("--mode", _MODE.value)
         job = Run(_CONFIG.value, Path(str(_WORKDIR.value)))
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, Apart) as error:
         # One line for a setting that cannot work. What fails later, in the middle of training, keeps its traceback.
         if flags.FLAGS.showtraceback or lost_peer(error):
             raise

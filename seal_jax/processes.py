@@ -14,6 +14,7 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,8 @@ def join(coordinator: str = "", count: int = 0, index: int = -1) -> None:
             f"--coordinator={coordinator!r}, --process_count={count} and --process_id={index} belong together: give "
             "all three, or none and --distributed alone"
         )
-    if coordinator and (index >= count or not coordinator.rpartition(":")[2].isdecimal()):
+    host, _, port = coordinator.rpartition(":")
+    if coordinator and not (host and port.isdecimal() and 0 < int(port) < 2**16 and index < count):
         raise ValueError(
             f"--coordinator={coordinator!r} must be host:port, and --process_id={index} one of 0..{count - 1}"
         )
@@ -70,6 +72,9 @@ def join(coordinator: str = "", count: int = 0, index: int = -1) -> None:
                 "elsewhere give --coordinator, --process_count and --process_id"
             )
         raise ValueError(f"{what} ({next(iter(str(error).splitlines()), type(error).__name__)})") from error
+    devices = Counter(device.process_index for device in jax.devices())
+    if len(set(devices.values())) > 1:
+        raise ValueError(f"the processes have {[n for _, n in sorted(devices.items())]} devices; each needs as many")
 
 
 def count() -> int:
@@ -94,14 +99,18 @@ def exchange(mine: Sequence[Any]) -> list[Any]:
     return [x for part in _gather(pack(list(mine))) for x in unpack(part)]
 
 
+class Apart(RuntimeError):
+    """The processes of a job do not have the same of something that they need the same of."""
+
+
 def agree(what: str, value: Any) -> None:
-    """RuntimeError on all processes if `value` (JSON) is not the same on all; collective."""
+    """Apart on all processes if `value` (JSON) is not the same on all; collective."""
     if jax.process_count() == 1:
         return
     digest = hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).digest()
     others = [i for i, got in enumerate(_gather(digest)) if got != digest]
     if others:
-        raise RuntimeError(
+        raise Apart(
             f"the processes of this job have come apart: {what} of process {jax.process_index()} is not that of "
             f"process {others[0]}; start all of them with the same code and command, from the newest checkpoint"
         )

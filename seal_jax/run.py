@@ -162,10 +162,17 @@ class Run:
             "weights": self.weights.to_dict(),
             "before": self.before,
             "timer": self.timer.state(),
+            "base": self.learner.base_marks,
         }
 
     def _restore(self) -> None:
         self.learner.state, host = self.checkpoints.restore(self.learner.state)
+        for name, mark in host.get("base", {}).items():  # adapters mean nothing on other weights
+            if not np.isclose(self.learner.base_marks[name], mark, rtol=1e-3):
+                raise ValueError(
+                    f"config.policy.path={self.config.policy.path}: its {name} is not the one that the adapters in "
+                    f"{self.workdir} were trained on; put the folder back as it was, or choose a new --workdir"
+                )
         self.batches.set_state(host["batches"])
         self.interface = Interface.from_dict(host["interface"])
         self.profile = Profile.from_dict(host["profile"])

@@ -243,7 +243,7 @@ def test_training_changes_the_policy_only_where_it_should(straight):
 def test_a_run_with_adapters_resumes_and_is_exported(tmp_path):
     """The base comes from the start again, the adapters from the checkpoint; what is exported is both."""
     from seal_jax.chat.tokenizer import load_tokenizer
-    from seal_jax.policy.hf import load_hf
+    from seal_jax.policy.hf import load_hf, save_hf
     from seal_jax.policy.lora import merge, split
 
     lora = {"policy.lora_rank": 2, "policy.lora_alpha": 4.0, "optimizer.learning_rate": 0.01}
@@ -260,5 +260,8 @@ def test_a_run_with_adapters_resumes_and_is_exported(tmp_path):
     assert load_tokenizer(tmp_path / "export").vocab_size == load_tokenizer(tmp_path / "start").vocab_size
     with pytest.raises(ValueError, match="belongs to another config .*policy.lora_rank: 2 there, 3 here"):
         train(toy(**{**lora, "policy.lora_rank": 3}), tmp_path)
-    with Run(toy(**lora), tmp_path / "fresh") as run, pytest.raises(ValueError, match="no trained policy to export"):
-        loop.export(run)
+    save_hf(
+        tmp_path / "start", config, jax.tree.map(lambda x: x / 2, base), tokenizer=load_tokenizer(tmp_path / "start")
+    )
+    with pytest.raises(ValueError, match="is not the one that the adapters in .* were trained on"):
+        train(toy(**lora), tmp_path)

@@ -6,12 +6,14 @@ micro-batch's gradient) and `apply` (one optimiser step). Their compilations are
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -116,6 +118,13 @@ class Learner:
     def params(self) -> Params:
         """The whole policy."""
         return join(self.base, self.state.params)
+
+    @functools.cached_property
+    def base_marks(self) -> dict[str, float]:
+        """{parameter: mean of its absolute values} of the frozen layers: tells one base from another."""
+        layers = self.base.get("layers", {})
+        means = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.abs(x.astype(jnp.float32)).mean(), tree))(layers)
+        return {name: float(mean) for name, mean in jax.device_get(means).items()}
 
     @property
     def compilations(self) -> dict[str, int]:

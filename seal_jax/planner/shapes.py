@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from seal_jax.assembly import policy_overrides
+from seal_jax.files import read_object
 from seal_jax.policy.attention import BLOCKWISE_BUDGET
 from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.gguf import config_from_gguf
@@ -75,7 +75,7 @@ def policy_config(config: ConfigDict, vocab_parts: int = 1) -> PolicyConfig:
         return config_from_gguf(path, **overrides).padded_to(vocab_parts)
     file = Path(path).expanduser() / "config.json"
     if file.is_file():
-        hf = json.loads(file.read_text(encoding="utf-8"))
+        hf = read_object(file, "put the model's config.json there")
     elif path in PUBLISHED:
         hf = dict(PUBLISHED[path])
     else:
@@ -83,4 +83,4 @@ def policy_config(config: ConfigDict, vocab_parts: int = 1) -> PolicyConfig:
             f"config.policy.path={path!r} is no folder with a config.json, and its dimensions are not known here; "
             f"give a folder, or one of {', '.join(PUBLISHED)}"
         )
-    return PolicyConfig.from_hf(hf, **{"padded_vocab": hf["vocab_size"], **overrides}).padded_to(vocab_parts)
+    return PolicyConfig.from_hf(hf, **overrides).padded_to(vocab_parts)

@@ -14,6 +14,8 @@ from seal_jax.planner.chips import CHIPS, Chip
 _FORM = re.compile(r"(?P<chip>\w+):(?P<sides>\d+(x\d+)*)")
 #: Chips of one host: larger slices are made of whole hosts of 2x2.
 _HOST = 4
+#: Chips along a side, at most.
+_LONGEST = 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ def parse_topology(name: str) -> Topology:
     sides = tuple(int(side) for side in match["sides"].split("x"))
     if len(sides) != chip.dimensions or min(sides) < 1:
         raise ValueError(f"--topology={name}: a slice of {chip.name} has {chip.dimensions} sides, as in {forms}")
+    if max(sides) > _LONGEST:  # libtpu ends the process
+        raise ValueError(f"--topology={name}: no side is longer than {_LONGEST} chips; take a smaller slice")
     return Topology(chip, sides)
 
 

@@ -40,7 +40,7 @@ class Episodes:
         names, values = {field.name for field in fields(cls)}, {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
-            if name not in names or not value.isdigit():
+            if name not in names or not value.isdecimal():
                 raise ValueError(f"--episodes={text}: {part!r} is not one of {', '.join(sorted(names))} = a number")
             values[name] = int(value)
         return cls(**values)

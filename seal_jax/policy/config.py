@@ -86,6 +86,11 @@ class PolicyConfig:
                 raise ValueError(f"policy.{name}={value!r} must be a whole number of at least 1")
         if self.lora_rank != 0 and not is_count(self.lora_rank):
             raise ValueError(f"policy.lora_rank={self.lora_rank!r} must be a whole number; 0 = no adapters")
+        narrowest = min(self.d_model, self.n_kv_heads * self.head_dim, self.d_ff)
+        if self.lora_rank > narrowest:
+            raise ValueError(
+                f"policy.lora_rank={self.lora_rank} is more than the narrowest projection has, {narrowest}; lower it"
+            )
         for name in ("rope_theta", "norm_eps", "lora_alpha"):
             value = getattr(self, name)
             if not is_number(value) or not 0 < value < math.inf:

@@ -325,6 +325,8 @@ def save_hf(
         if tokenizer is not None:
             tokenizer.save(temp)
         (temp / "config.json").write_text(json.dumps(hf_config(config, dtype, tokenizer), indent=2) + "\n")
+        for file in temp.glob("*.safetensors"):  # which safetensors writes for their owner alone
+            file.chmod((temp / "config.json").stat().st_mode)
         _replace(temp, folder)
     except BaseException:
         shutil.rmtree(temp, ignore_errors=True)
