@@ -132,7 +132,7 @@ def test_a_process_that_dies_ends_the_job_in_one_line(tmp_path):
     assert time.monotonic() - died < 10
     (_, said), _ = finish(jobs, 30)
     lines = [line for line in said.splitlines() if "[Gloo]" not in line]
-    assert lines == [lost(tmp_path)]
+    assert [re.sub(r" \(.*\);", ";", line) for line in lines] == [lost(tmp_path)]  # without what gloo said
     assert "checkpoint of round 7 is in" in lines[0] and "start all processes again" in lines[0]
 
 
