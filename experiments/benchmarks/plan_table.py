@@ -2,9 +2,9 @@
 
     python -m experiments.benchmarks.plan_table [--backbones qwen25_3b,...] [--slices v5p:2x2x1,...] [--suffix=8192]
 
-For each backbone of configs/bfcl.py the slices are tried in the order given, with more than one chip each with `fsdp`
-over all and a group per chip at once, and in a second try with `tensor=2`; the first that fits is the row. A slice on which
-parameters, optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes
+For each backbone of configs/bfcl.py the slices are tried in the order given: with more than one chip, each with `fsdp`
+over all and a group per chip at once, and in a second try with `tensor=2`. The first that fits is the row. A slice on
+which parameters, optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes
 minutes.
 """
 
