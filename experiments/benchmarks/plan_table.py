@@ -2,9 +2,9 @@
 
     python -m experiments.benchmarks.plan_table [--backbones qwen25_3b,...] [--slices v5p:2x2x1,...] [--suffix=8192]
 
-For each backbone of configs/bfcl.py the slices are tried in the order given, each with `fsdp` over all chips and a
-group per chip at once, and in a second try with `tensor=2`; the first that fits is the row. A slice on which
-parameters, optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes
+For each backbone of configs/bfcl.py the slices are tried in the order given: with more than one chip, each with `fsdp`
+over all and a group per chip at once, and in a second try with `tensor=2`. The first that fits is the row. A slice on
+which parameters, optimiser, reference and gradients alone have no room is passed over without compiling. A plan takes
 minutes.
 """
 
@@ -23,14 +23,16 @@ from seal_jax.planner.programs import bytes_per_chip
 from seal_jax.planner.topology import devices, parse_topology
 from seal_jax.planner.work import Episodes, cut, plan_round
 
-SLICES = "v5p:2x2x1,v5p:2x2x2,v5p:2x2x4"
-BACKBONES = "qwen25_3b,qwen25_7b,toolace2_8b"
+SLICES = "v5e:1x1,v6e:2x2,v5p:2x2x1,v6e:2x4,v5p:2x2x2,v5e:4x4,v6e:4x4"
+BACKBONES = "qwen25_0p5b_lora,qwen25_1p5b_lora,qwen25_3b,qwen25_7b,toolace2_8b"
 HEADER = ("backbone", "slice", "mesh", "rollouts GiB", "update GiB", "of GiB", "groups at once", "s a round, at least")
 
 
 def recipe(backbone: str, chips: int, tensor: int, suffix: int) -> ConfigDict:
     """The backbone's recipe with one group per chip (or pair of chips) at once, and suffixes up to `suffix`."""
     config = get_config(backbone)
+    if chips == 1:
+        return config
     ways = chips // tensor
     config.mesh.fsdp, config.mesh.tensor = ways, tensor
     config.learner.prompts_per_micro = ways
@@ -62,7 +64,7 @@ def row(backbone: str, name: str, tensor: int, suffix: int) -> tuple[str, ...] |
         return None
     phases = planner.phases(plan_round(config, cut(Episodes(), config), kl=planner.abstract.kl, hosts=planner.hosts))
     totals = (max(p.total for p in planner.largest(moment)) / GIB for moment in (ROLLOUT, UPDATE))
-    mesh = f"fsdp {config.mesh.fsdp}, tensor {config.mesh.tensor}"
+    mesh = f"fsdp {planner.mesh.shape['fsdp']}, tensor {planner.mesh.shape['tensor']}"
     return (
         backbone,
         name,
@@ -77,7 +79,8 @@ def row(backbone: str, name: str, tensor: int, suffix: int) -> tuple[str, ...] |
 def main(args: Any) -> None:
     print("| " + " | ".join(HEADER) + " |", "|" + "---|" * len(HEADER), sep="\n", flush=True)
     for backbone in args.backbones.split(","):
-        tries = ((name, tensor) for name in args.slices.split(",") for tensor in (1, 2))
+        names = args.slices.split(",")
+        tries = ((name, tensor) for name in names for tensor in ((1, 2) if parse_topology(name).n_chips > 1 else (1,)))
         found = next(filter(None, (row(backbone, name, tensor, args.suffix) for name, tensor in tries)), None)
         cells = found if found is not None else (backbone, "none of these", *[""] * (len(HEADER) - 2))
         print("| " + " | ".join(cells) + " |", flush=True)
