@@ -342,6 +342,17 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
 
 # --- with libtpu ---
 @needs_libtpu
+@pytest.mark.parametrize("name, hosts", [("v5e:1x1", 1), ("v5e:2x4", 1), ("v5e:4x4", 4), ("v5p:2x2x2", 2)])
+def test_hosts_of_a_slice(name, hosts):
+    assert len({device.process_index for device in topology.devices(parse_topology(name))}) == hosts
+
+
+def test_a_side_that_libtpu_cannot_have_is_refused():
+    with pytest.raises(ValueError, match="no side is longer than 16 chips"):
+        parse_topology("v5e:64x64")
+
+
+@needs_libtpu
 def test_traffic_of_a_compiled_scan():
     """Four chips gather each of ten weights; libtpu's own count has one of them."""
     made = topology.devices(parse_topology("v5p:2x2x1"))

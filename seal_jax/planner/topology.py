@@ -12,8 +12,8 @@ from typing import Any
 from seal_jax.planner.chips import CHIPS, Chip
 
 _FORM = re.compile(r"(?P<chip>\w+):(?P<sides>\d+(x\d+)*)")
-#: Chips of one host: larger slices are made of whole hosts of 2x2.
-_HOST = 4
+#: Chips of one host: larger slices are made of whole hosts of 2x2, but for these, which are one host.
+_HOST, _ONE_HOST = 4, ("v5e:2x4", "v6e:2x4")
 #: Chips along a side, at most.
 _LONGEST = 16
 
@@ -76,7 +76,8 @@ def devices(topology: Topology) -> list[Any]:
     from jax.experimental import topologies
 
     options: dict[str, Any] = {"chip_config_name": topology.chip.config}
-    if topology.n_chips < _HOST:  # part of a host; libtpu has all three dimensions always
+    # Part of a host, or a larger one than usual; libtpu has all three dimensions always.
+    if topology.n_chips < _HOST or str(topology) in _ONE_HOST:
         options["chips_per_host_bounds"] = [*topology.sides, 1, 1][:3]
     try:
         made = topologies.get_topology_desc(platform="tpu", topology_name=str(topology), **options)
