@@ -22,7 +22,7 @@ from seal_jax.learner.optimizer import OptimizerSettings
 from seal_jax.learner.update import Learner, UpdateSettings
 from seal_jax.learner.utility import utility_vector
 from seal_jax.policy.local import LocalCopies, spans_processes
-from seal_jax.policy.sharding import make_mesh, place, to_host
+from seal_jax.policy.sharding import make_mesh, put, to_host
 from seal_jax.types import LABELS, Call, CallResult, Step, Trajectory, Unevaluated
 from tests.learner.toys import BUCKETS, diagnosis, simple, toy_logp, toy_params
 
@@ -50,7 +50,7 @@ def learn(mesh_shape: tuple[int, int, int]) -> dict:
     mesh = None if mesh_shape == (1, 1, 1) else make_mesh(mesh_shape)
     params = toy_params(width=8)
     if mesh is not None:
-        params = {k: place(np.asarray(x), NamedSharding(mesh, PartitionSpec(*SPECS[k]))) for k, x in params.items()}
+        params = {k: put(np.asarray(x), NamedSharding(mesh, PartitionSpec(*SPECS[k]))) for k, x in params.items()}
     learner = Learner(
         None,
         params,

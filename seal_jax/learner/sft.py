@@ -23,7 +23,7 @@ from seal_jax.learner.metrics import Mean, merge_metrics, metric_values
 from seal_jax.learner.optimizer import OptimizerSettings, make_optimizer
 from seal_jax.learner.programs import Params, TokenLogp, TrainState, init_state, state_shardings
 from seal_jax.policy.model import token_logp
-from seal_jax.policy.sharding import check_batch, on_mesh, put_batch
+from seal_jax.policy.sharding import batch_sharding, check_batch, on_mesh, put
 from seal_jax.types import Trajectory
 
 #: progress(step, total steps, {"loss", "nll"}: means over the steps since the last call)
@@ -159,7 +159,7 @@ def sft_train(
     for i, prompts in enumerate(plan):
         micro = take(whole, prompts, buckets, per_step)
         before, at = step._cache_size(), time.perf_counter()
-        state, metrics = step(state, put_batch(micro, mesh))
+        state, metrics = step(state, micro if mesh is None else put(micro, batch_sharding(mesh)))
         if step._cache_size() > before:
             jax.block_until_ready(metrics)
             compiling += time.perf_counter() - at

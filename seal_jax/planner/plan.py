@@ -17,7 +17,7 @@ from seal_jax.assembly import check_mesh
 from seal_jax.planner import work
 from seal_jax.planner.chips import GIB
 from seal_jax.planner.measure import Measured, measure
-from seal_jax.planner.programs import Abstract, Grid, bytes_per_chip, playing_mesh
+from seal_jax.planner.programs import Abstract, Grid, bytes_per_chip
 from seal_jax.planner.shapes import policy_config
 from seal_jax.planner.topology import Topology, devices
 from seal_jax.planner.work import Episodes, Round
@@ -100,11 +100,10 @@ class Planner:
         self.config, self.topology, self.told, self._devices = config, topology, told, made
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         self.mesh: Mesh = make_mesh(shape, made)
-        playing = playing_mesh(self.mesh)
         check_mesh(config, self.mesh, len(made), len({d.process_index for d in made}))
         self.policy = policy_config(config, vocab_parts(self.mesh))
         self.abstract = a = Abstract(config, self.policy, self.mesh)
-        self.hosts = self.mesh.size // playing.size
+        self.hosts = self.mesh.size // a.playing.size
         self.resident = {
             "parameters": bytes_per_chip(a.params),
             "optimiser": bytes_per_chip(a.state.opt_state),

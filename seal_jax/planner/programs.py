@@ -18,7 +18,7 @@ from seal_jax.learner.optimizer import make_optimizer
 from seal_jax.learner.programs import Params, Programs, TrainState, join, make_programs, state_shardings
 from seal_jax.policy import lora
 from seal_jax.policy.config import PolicyConfig, param_shapes
-from seal_jax.policy.local import local_shape, spans_processes
+from seal_jax.policy.local import local_mesh
 from seal_jax.policy.model import KV
 from seal_jax.policy.sharding import BATCH_AXES, batch_sharding, param_shardings, whole_letters
 from seal_jax.rollout.engine import RolloutEngine
@@ -47,7 +47,7 @@ class Abstract:
     def __init__(self, config: ConfigDict, policy: PolicyConfig, mesh: Mesh):
         self.config, self.policy, self.mesh = config, policy, mesh
         #: Where rollouts are played: the slice itself, or where it has several hosts, one of these.
-        self.playing = playing_mesh(mesh)
+        self.playing = local_mesh(mesh, mesh.devices.flat[0].process_index)  # where a process plays its share
         settings = learner_settings(config)
         self.kl = settings["loss"].kl_coef > 0
         self.base, self.trained = abstract_params(policy, mesh)
@@ -176,15 +176,6 @@ class Abstract:
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(self.playing))
-
-
-def playing_mesh(mesh: Mesh) -> Mesh:
-    """The mesh on which one process of a run plays its share of the tasks; ValueError as a run would raise it."""
-    shape = local_shape(mesh)
-    if not spans_processes(mesh):
-        return mesh
-    first = [d for d in mesh.devices.flat if d.process_index == mesh.devices.flat[0].process_index]
-    return Mesh(np.asarray(first).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def abstract_params(policy: PolicyConfig, mesh: Mesh) -> tuple[Params, Params]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from seal_jax.policy.config import Params, PolicyConfig
 from seal_jax.policy.model import rope_inverse_frequencies
-from seal_jax.policy.sharding import place, to_host
+from seal_jax.policy.sharding import put, to_host
 
 _SHARP = 6.0  # attention score by which a head of layer 0 prefers its place
 _WIDE = 3.0  # attention score by which a head prefers its neighbourhood
@@ -95,5 +95,5 @@ def wire_for_copying(config: PolicyConfig, params: Params, seed: int) -> Params:
             elif middle.any() and (distance := next(neighbourhoods, None)):
                 hush(layer, head, keep=0.5)
                 look_back(layer, head, distance, _WIDE * middle / middle.sum())
-    wired = {name: place(layers[name].astype(old.dtype), old.sharding) for name, old in params["layers"].items()}
+    wired = {name: put(layers[name].astype(old.dtype), old.sharding) for name, old in params["layers"].items()}
     return {**params, "layers": wired}

@@ -42,6 +42,12 @@ def local_shape(mesh: Mesh) -> tuple[int, int, int]:
     return n // tensor // fsdp, fsdp, tensor
 
 
+def local_mesh(mesh: Mesh, process: int) -> Mesh:
+    """The mesh of that process's own devices; of a mesh that one process has, the same mesh."""
+    mine = [d for d in mesh.devices.flat if d.process_index == process]
+    return Mesh(np.asarray(mine).reshape(local_shape(mesh)), AXES, axis_types=mesh.axis_types)
+
+
 class LocalCopies:
     """Lays global parameters out on this process's devices; each process gets them all.
 
@@ -49,14 +55,12 @@ class LocalCopies:
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        shape = local_shape(mesh)
-        mine = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-        kinds = {"axis_types": mesh.axis_types}
-        self.mesh = Mesh(np.asarray(mine).reshape(shape), AXES, **kinds) if len(mine) > 1 else None
+        own = local_mesh(mesh, jax.process_index())
+        self.mesh = own if own.size > 1 else None
         # The learner's devices in the learner's order (a program takes no other), each process's part by itself.
-        parted = mesh.devices.reshape(-1, *shape)
+        parted = mesh.devices.reshape(-1, *own.devices.shape)
         self._everywhere = Mesh(parted, ("process", *AXES), axis_types=(mesh.axis_types[0], *mesh.axis_types))
-        self._device = mine[0]
+        self._device = own.devices.flat[0]
         self._spread: Any = None
 
     def __call__(self, params: Params) -> Params:

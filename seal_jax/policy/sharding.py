@@ -164,27 +164,19 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def put_batch(batch: Any, mesh: Mesh | None) -> Any:
-    """A pytree of host arrays with a leading axis of groups, on the mesh; as it is without one."""
-    return batch if mesh is None else put(batch, batch_sharding(mesh))
-
-
 def put(tree: Any, sharding: Sharding) -> Any:
     """A pytree of host arrays laid out as `sharding` says. With several processes all must hold the same arrays, and
     each gives its own shards. (device_put would compare them over the processes first, each time.)
     """
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
-    return jax.tree.map(lambda x: place(np.asarray(x), sharding), tree)
 
+    def shards(array: np.ndarray) -> jax.Array:
+        places = sharding.addressable_devices_indices_map(array.shape)
+        mine = [jax.device_put(array[index], device) for device, index in places.items()]
+        return jax.make_array_from_single_device_arrays(array.shape, sharding, mine)
 
-def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
-    """`put` of one array."""
-    if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    places = sharding.addressable_devices_indices_map(array.shape)
-    shards = [jax.device_put(array[index], device) for device, index in places.items()]
-    return jax.make_array_from_single_device_arrays(array.shape, sharding, shards)
+    return jax.tree.map(lambda x: shards(np.asarray(x)), tree)
 
 
 def to_host(value: Any) -> np.ndarray:
