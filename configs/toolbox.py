@@ -3,37 +3,135 @@
     python -m seal_jax.main --config=configs/toolbox.py:full --workdir=runs/full
     python -m seal_jax.main --config=configs/toolbox.py:vanilla --workdir=runs/vanilla
 
-Settings: the five of the paper's Table 3, and two variants that a tiny policy can use.
-
-| setting             | environment side        | reweighting    |
-|---------------------|-------------------------|----------------|
-| vanilla             | none                    | none           |
-| no_environment      | none                    | paper          |
-| no_reweighting      | cues on every row       | none           |
-| no_closed_loop      | frozen after round 1    | paper          |
-| full                | cues on every row       | paper          |
-| half                | cues on half of a group | paper          |
-| half_strip          | half, cues removed from trained successes | paper |
+`experiments/ablation.py` runs them all, on starting policies of its own, and compares them. The world is half of the
+quickstart's (two of the four kinds of domain) with more refusals on the way: a policy that never repairs one can solve
+two tasks in five.
 """
+
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from configs import quickstart
 
-SETTINGS = {
-    "vanilla": {"interface.exposure": 0.0, "loss.reweight": "none"},
-    "no_environment": {"interface.exposure": 0.0, "loss.reweight": "paper"},
-    "no_reweighting": {"interface.exposure": 1.0, "loss.reweight": "none"},
-    "no_closed_loop": {"interface.exposure": 1.0, "loss.reweight": "paper", "interface.closed_loop": False},
-    "full": {"interface.exposure": 1.0, "loss.reweight": "paper"},
-    "half": {"interface.exposure": 0.5, "loss.reweight": "paper"},
-    "half_strip": {"interface.exposure": 0.5, "loss.reweight": "paper", "interface.strip_in_update": True},
+
+class Arm(NamedTuple):
+    """What it changes, beside vanilla; `part` is where it stands in the study's table."""
+
+    part: str
+    says: str
+    settings: dict[str, Any]
+
+
+_BARE = {"interface.exposure": 0.0}
+_HALF = {"interface.exposure": 0.5, "loss.reweight": "paper"}
+
+#: Every arm of the study, named before any of them was run.
+ARMS = {
+    "vanilla": Arm("paper", "no environment side, no reweighting", _BARE),
+    "no_environment": Arm("paper", "reweighting alone: static utilities", {**_BARE, "loss.reweight": "paper"}),
+    "no_reweighting": Arm("paper", "cues on every row, no reweighting", {"interface.exposure": 1.0}),
+    "no_closed_loop": Arm(
+        "paper",
+        "as full, but the interface is frozen after the first profile",
+        {"interface.exposure": 1.0, "loss.reweight": "paper", "interface.closed_loop": False},
+    ),
+    "full": Arm(
+        "paper", "the paper's method: cues on every row", {"interface.exposure": 1.0, "loss.reweight": "paper"}
+    ),
+    "release": Arm(
+        "paper",
+        'what the released code does: a static "[required]" in the docs, dynamic tag weights',
+        {
+            "interface.exposure": 1.0,
+            "interface.placement": "inline",
+            "interface.components": ("schema",),
+            "interface.schema_parts": ("required",),
+            "interface.pinned": ("argument_mismatch",),
+            "interface.closed_loop": False,
+            "loss.reweight": "release",
+        },
+    ),
+    "half": Arm("exposure", "cues on half of each group", _HALF),
+    "half_strip": Arm(
+        "exposure",
+        "half, and the cues are removed from cued successes before they are trained on",
+        {**_HALF, "interface.strip_in_update": True},
+    ),
+    "anneal": Arm(
+        "exposure",
+        "cues on every row at first, on none after three quarters of the rounds",
+        {"interface.exposure": 1.0, "interface.anneal_rounds": 9, "loss.reweight": "paper"},
+    ),
+    "normalized": Arm(
+        "weights",
+        "static utilities, rescaled to leave the sum of |advantages| as it is",
+        {**_BARE, "loss.reweight": "paper", "loss.normalize_weights": True},
+    ),
+    "sign_aware": Arm(
+        "weights",
+        "a failure label scales negative advantages only, a success label positive ones only",
+        {**_BARE, "loss.reweight": "paper", "loss.sign_aware": True},
+    ),
+    "turn": Arm("weights", "static utilities on each turn's own tokens", {**_BARE, "loss.reweight": "turn"}),
+    "random": Arm(
+        "weights",
+        "the same weights dealt out at random",
+        {**_BARE, "loss.reweight": "paper", "loss.shuffle_labels": True},
+    ),
+    "progress": Arm("reward", "vanilla, rewarded with the share of turns passed", {**_BARE, "reward": "progress"}),
+    "schema_only": Arm("components", "half, with φ_schema alone", {**_HALF, "interface.components": ("schema",)}),
+    "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}),
+    "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}),
+}
+
+#: Runs that are not arms: they make and measure a starting policy.
+STARTS = {
+    # A clone of a teacher that gives up after every refusal unless a cue stands beside it.
+    "never": {
+        "policy.source": "tiny",
+        "policy.path": "",
+        "warm_start.enabled": True,
+        "warm_start.demos": 9600,
+        "warm_start.epochs": 2,
+        "warm_start.habits.give_up": 1.0,
+        "rounds": 0,
+        "eval.before": True,
+    },
+    # The same policy (--config.policy.path), trained a little further with a teacher that repairs now and then.
+    "sometimes": {
+        "warm_start.enabled": True,
+        "warm_start.demos": 1600,
+        "warm_start.epochs": 1,
+        "warm_start.learning_rate": 5e-4,
+        "warm_start.habits.give_up": 0.9,
+        "rounds": 0,
+        "eval.before": True,
+    },
+    # One round whose rows, half of them cued, tell how often a refusal is repaired.
+    "probe": {
+        "tasks_per_round": 64,
+        "rounds": 1,
+        "interface.exposure": 0.5,
+        "interface.pinned": ("recovery_failure",),
+        "eval.test": 0,
+        "eval.ood": 0,
+        "eval.every": 0,
+    },
 }
 
 
 def get_config(setting: str = "full") -> ConfigDict:
-    if setting not in SETTINGS:
-        raise ValueError(f"configs/toolbox.py:{setting} is not known; choose one of {sorted(SETTINGS)}")
+    if setting not in ARMS and setting not in STARTS:
+        raise ValueError(f"configs/toolbox.py:{setting} is not known; choose one of {sorted([*ARMS, *STARTS])}")
     c = quickstart.get_config()
-    c.update_from_flattened_dict(SETTINGS[setting])
+    c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
+    c.rounds = 12
+    c.loss.reweight = "none"
+    c.warm_start.fixed_share = 0.5
+    c.eval.before = False
+    c.eval.every, c.eval.val = 4, 60
+    c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
+    c.checkpoint.every = 4
+    c.update_from_flattened_dict(ARMS[setting].settings if setting in ARMS else STARTS[setting])
     return c

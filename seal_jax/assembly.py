@@ -106,7 +106,7 @@ def build_suite(config: ConfigDict) -> Suite:
 
 
 def interface_settings(config: ConfigDict) -> InterfaceSettings:
-    loop = ("exposure", "strip_in_update", "closed_loop", "profile_rate")  # of the loop, not of Ω
+    loop = ("exposure", "anneal_rounds", "strip_in_update", "closed_loop", "profile_rate")  # of the loop, not of Ω
     return InterfaceSettings.from_dict({k: v for k, v in config.interface.to_dict().items() if k not in loop})
 
 
@@ -138,7 +138,9 @@ def learner_settings(config: ConfigDict) -> dict[str, Any]:
     # A cosine ends with the run. (Where rounds is 0 nothing is trained, and any number will do.)
     steps = config.rounds * update.minibatches * update.epochs or config.optimizer.warmup_steps + 1
     return {
-        "loss": LossSettings(**{k: v for k, v in config.loss.to_dict().items() if k != "utility"}),
+        "loss": LossSettings(
+            **{k: v for k, v in config.loss.to_dict().items() if k not in ("utility", "shuffle_labels")}
+        ),
         "optimizer": OptimizerSettings(**config.optimizer.to_dict(), total_steps=steps),
         "update": update,
     }
@@ -184,15 +186,24 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
         policy, params = load_gguf(config.policy.path, shardings=shardings, **loading)
         tokenizer = tokenizer_from_gguf(config.policy.path)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, {})
-    # (Process 0 looks for all: it may be making the folder while another one looks.)
-    if config.policy.source == "hf" or processes.told_by_first(start.exists()):
-        source = config.policy.path if config.policy.source == "hf" else start
-        policy, params = load_hf(source, shardings=shardings, **loading)
+
+    def load(source: str | Path, **options: Any) -> Policy:
+        policy, params = load_hf(source, shardings=shardings, **{**loading, **options})
         tokenizer = load_tokenizer(source)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
-    from seal_jax.warm_start import warm_start  # only the toolbox has a teacher
 
-    made = warm_start(config, {**overrides, "lora_rank": 0}, mesh, timer)
+    # (Process 0 looks for all: it may be making the folder while another one looks.)
+    if processes.told_by_first(start.exists()):
+        return load(start)
+    if config.policy.source == "hf" and not config.warm_start.enabled:
+        return load(config.policy.path)
+    from seal_jax.warm_start import clone, fresh_policy  # only the toolbox has a teacher
+
+    without = {**overrides, "lora_rank": 0}
+    begun = load(config.policy.path, lora_rank=0) if config.policy.source == "hf" else None
+    made = begun if begun is not None else fresh_policy(config, without, mesh, timer)
+    if config.warm_start.enabled:
+        made = clone(config, made, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
     if processes.first():
         write_whole(start / WARM_START_FILE, json.dumps(made.metrics, indent=1) + "\n")

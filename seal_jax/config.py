@@ -15,9 +15,10 @@ from ml_collections import ConfigDict
 
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.envs.toolbox.teacher import Habits
-from seal_jax.types import PROTOCOLS
+from seal_jax.types import FAILURE_LABELS, PROTOCOLS
 
 REWEIGHTS = ("none", "paper", "release", "turn")
+REWARDS = ("success", "progress")
 #: The splits that a run reports and decides nothing by, in this order. What one has played, the next does not replay.
 REPORTED = ("test", "eval", "ood")
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean")
@@ -32,6 +33,7 @@ def default_config() -> ConfigDict:
     c.tasks_per_round = 16  # B, prompts of a round
     c.rollouts = 8  # G, trajectories per prompt (paper: 8)
     c.temperature = 1.0  # of sampling in training; evaluation is greedy
+    c.reward = "success"  # of training: "success" (the verifier's 0/1), or "progress" (share of turns passed)
     c.stop_failed_turns = False  # end a training episode at its first failed turn (its reward is 0 already)
     # Play two half-batches in turns, so that the worlds of one answer while an accelerator decodes the other. Halves
     # need group buckets of their own. On a CPU, where both want the same cores, nothing is gained.
@@ -77,8 +79,10 @@ def default_config() -> ConfigDict:
 
     c.interface = ConfigDict()
     c.interface.exposure = 0.5  # share of each group's rows that see cues; 1.0 = the paper, 0.0 = no environment side
+    c.interface.anneal_rounds = 0  # rounds in which the exposure falls to 0, evenly; 0 = it stays as it is
     c.interface.strip_in_update = False  # train cued successes with their cues removed; drop cued failures
     c.interface.components = ("schema", "err", "cap")  # of Eq. 9
+    c.interface.schema_parts = ("required", "type", "values", "format")  # what φ_schema says about an argument
     c.interface.placement = "note"  # "note" opens the suffix; "inline" stands in the tool docs (paper)
     c.interface.closed_loop = True  # False: Ω is frozen after the first profile
     c.interface.profile_rate = 0.5  # EMA rate of the profile
@@ -100,6 +104,9 @@ def default_config() -> ConfigDict:
     c.loss.aggregation = "token-mean"
     c.loss.sign_aware = False  # a failure label scales only negative advantages, a success label only positive ones
     c.loss.normalize_weights = False  # rescale the weights so that they leave the sum of |advantages| as it is
+    c.loss.shuffle_labels = (
+        False  # weigh each trajectory by the labels of another: weights that know nothing (ablation)
+    )
     c.loss.utility = ConfigDict()  # rho per label, where it differs from the default table
 
     c.optimizer = ConfigDict()
@@ -115,7 +122,7 @@ def default_config() -> ConfigDict:
     c.learner.prompts_per_micro = 1  # prompts whose activations exist at once
     c.learner.skip_zero_advantage = True  # groups of equal reward contribute exactly 0 when kl_coef is 0: skip them
 
-    c.warm_start = ConfigDict()  # supervised start for policies from random weights
+    c.warm_start = ConfigDict()  # supervised start, from random weights ("tiny") or from those of a folder ("hf")
     c.warm_start.enabled = False
     c.warm_start.wired = True  # attention heads that can copy from the first step (policy/copying.py)
     c.warm_start.demos = 21600  # demonstrations of the teacher
@@ -133,6 +140,10 @@ def default_config() -> ConfigDict:
     c.eval.every = 0  # rounds between validations, on val; 0 = none. The others: before and after training
     # Tasks of each split evaluated; 0 = skip it, -1 = all. BFCL's eval is val and test together, the paper's 400.
     c.eval.val, c.eval.test, c.eval.eval, c.eval.ood = 0, 0, 0, 0
+    c.eval.before = True  # evaluate the reported splits before training too, to compare
+    # Labels whose cues are shown in one more evaluation of test, "test_cued": how much a policy leans on them. No
+    # score: the interface is gone at evaluation. () = leave it out.
+    c.eval.cued = ()
     c.eval.category = ""  # evaluate only this category of each split; "" = all
     # How evaluated episodes are played: "seal" (as in training: config.limits) or "official" (as
     # the benchmark's own package does). Reports play all of them, validation the first.
@@ -178,9 +189,13 @@ def validate(config: ConfigDict) -> None:
     one_of(config, "policy.remat", ("none", "block"))
     one_of(config, "policy.attention", ("auto", "blockwise", "splash"))
     one_of(config, "loss.reweight", REWEIGHTS)
+    one_of(config, "reward", REWARDS)
     one_of(config, "loss.aggregation", AGGREGATIONS)
     one_of(config, "interface.placement", ("note", "inline"))
     check_protocols(config)
+    for label in config.eval.cued:
+        if label not in FAILURE_LABELS:
+            raise ValueError(f"config.eval.cued holds {label!r}, no failure label; use some of {FAILURE_LABELS}")
     if config.policy.source != "tiny" and not config.policy.path:
         raise ValueError(
             f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
@@ -199,6 +214,12 @@ def validate(config: ConfigDict) -> None:
         raise ValueError(
             f"config.interface.exposure={exposure} of {config.rollouts} rollouts is {cued} cued rows, a share of "
             f"{cued / config.rollouts}; set it to {cued / config.rollouts} or nearer to 0.5, or raise config.rollouts"
+        )
+    at_least(config, "interface.anneal_rounds", 0)
+    if config.loss.shuffle_labels and config.loss.reweight != "paper":
+        raise ValueError(
+            f"config.loss.shuffle_labels=True is for the weights of whole trajectories, but config.loss.reweight="
+            f"{config.loss.reweight!r}; set config.loss.reweight='paper'"
         )
     rate = config.interface.profile_rate
     if not 0.0 < rate <= 1.0:
@@ -240,10 +261,10 @@ def validate(config: ConfigDict) -> None:
     unknown = sorted(set(config.interface.components) - {"schema", "err", "cap"})
     if unknown:
         raise ValueError(f"config.interface.components holds {unknown}; choose from ('schema', 'err', 'cap')")
-    if config.warm_start.enabled and config.policy.source != "tiny":
+    if config.warm_start.enabled and config.policy.source == "gguf":
         raise ValueError(
-            "config.warm_start.enabled=True starts from random weights, but config.policy.source="
-            f"{config.policy.source!r} loads them; set config.warm_start.enabled=False"
+            "config.warm_start.enabled=True trains random weights or a folder's, but config.policy.source='gguf'; set "
+            "config.warm_start.enabled=False"
         )
     if config.warm_start.enabled:
         for key in ("demos", "per_skin"):
@@ -287,7 +308,7 @@ def check_types(config: ConfigDict, default: ConfigDict, at: str = "config") -> 
             check_types(value, like, name)
         else:
             check_finite(name, value)
-            element = str if name.startswith("config.interface.") or name == "config.eval.protocols" else int
+            element = str if name.startswith(("config.interface.", "config.eval.")) else int
             if isinstance(value, tuple) and any(type(x) is not element for x in value):
                 raise ValueError(f"{name}={value!r} must hold {element.__name__} only")
 

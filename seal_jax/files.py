@@ -9,10 +9,10 @@ from typing import Any
 from etils import epath
 
 
-def write_whole(path: Path | epath.Path, text: str) -> None:
-    """Writes a UTF-8 file whole or not at all: a process that dies on the way leaves the old one."""
+def write_whole(path: Path | epath.Path, content: str | bytes) -> None:
+    """Writes a file (text as UTF-8) whole or not at all: a process that dies on the way leaves the old one."""
     scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text, encoding="utf-8")
+    scratch.write_bytes(content.encode() if isinstance(content, str) else content)
     scratch.replace(path)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from seal_jax.assembly import interface_settings
 from seal_jax.config import REPORTED
 from seal_jax.diagnosis import diagnose
-from seal_jax.evaluation.strict import Evaluation, evaluate
-from seal_jax.interface import evolve
+from seal_jax.evaluation.strict import Evaluation, cued_evaluation, evaluate
+from seal_jax.interface import Interface, evolve
 from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
 from seal_jax.types import Protocol
@@ -20,7 +21,7 @@ from seal_jax.types import Protocol
 def train(run: Run) -> dict[str, Any]:
     """Carries a job to its end, from wherever its checkpoint left it, and returns its summary."""
     every = run.config.eval.every
-    if run.round == 0:
+    if run.round == 0 and run.config.eval.before:
         report(run, "before")
     while run.round < run.config.rounds:
         seal_round(run)
@@ -46,7 +47,7 @@ def seal_round(run: Run) -> None:
             interface,
             rollouts=config.rollouts,
             round=t,
-            exposure=config.interface.exposure,
+            exposure=run.exposure(t),
             temperature=config.temperature,
             stop_failed_turns=config.stop_failed_turns,
         )
@@ -57,7 +58,7 @@ def seal_round(run: Run) -> None:
         diagnoses = [[diagnose(v) for v in group] for group in verdicts]
     # Of several processes, each has played tasks of its own; from here on all hold all of them.
     groups, verdicts, diagnoses = run.exchanged(groups, verdicts, diagnoses)
-    rewards = [[v.reward for v in group] for group in verdicts]
+    rewards = [[v.progress if config.reward == "progress" else v.reward for v in group] for group in verdicts]
 
     # Update θ: the labels weigh the group-relative advantages inside the one jitted loss (Eq. 10-13).
     with run.timer.phase("update"):
@@ -82,6 +83,14 @@ def run_evaluation(run: Run, split: str, protocol: Protocol, known: Evaluation |
         return evaluate(run.acting_params(), collector, tasks, split, run.evaluating(split, protocol), known)
 
 
+def run_cued_evaluation(run: Run, split: str) -> Evaluation:
+    """The same with the cues of config.eval.cued: how much the policy leans on them."""
+    with run.timer.phase("evaluation"):
+        shown = Interface(run.config.eval.cued, interface_settings(run.config))
+        seen = run.evaluating(split, "seal")
+        return cued_evaluation(run.acting_params(), run.collector, run.eval_tasks[split], split, shown, seen)
+
+
 def report(run: Run, when: str) -> None:
     """Evaluates the reported splits, which no decision of the run depends on, by every protocol asked for."""
     known: dict[Protocol, Evaluation] = {}
@@ -89,6 +98,8 @@ def report(run: Run, when: str) -> None:
         for protocol in run.protocols:
             known[protocol] = run_evaluation(run, split, protocol, known.get(protocol))
             run.reported(when, known[protocol])
+    if run.config.eval.cued and run.eval_tasks["test"]:
+        run.reported(when, run_cued_evaluation(run, "test"))
 
 
 def export(run: Run) -> None:

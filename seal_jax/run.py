@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,10 +202,18 @@ class Run:
             everyones = processes.exchange(list(zip(groups, verdicts, diagnoses, strict=True)))
         return [g for g, _, _ in everyones], [v for _, v, _ in everyones], [d for _, _, d in everyones]
 
+    def exposure(self, t: int) -> float:
+        """Share of each group's rows that sees the cues in round t = 1, 2, ..."""
+        c = self.config.interface
+        return c.exposure * max(0.0, 1.0 - (t - 1) / c.anneal_rounds) if c.anneal_rounds else c.exposure
+
     def weighed_labels(
         self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
     ) -> Sequence[Sequence[Diagnosis]]:
-        """The labels that weigh the update: the diagnosis, or (release) the reference release's own tagging."""
+        """The labels that weigh the update: the diagnosis, or (release) the reference release's own tagging, or
+        (shuffle_labels) the diagnosis of another trajectory of the round."""
+        if self.config.loss.shuffle_labels:
+            return shuffled(diagnoses, f"shuffle/{self.config.seed}/{self.round}")
         if self.config.loss.reweight != "release":
             return diagnoses
         return [
@@ -277,7 +286,8 @@ class Run:
         getattr(self, when)[result.name] = result.outcomes
         self._evaluated_by[result.name] = result.protocol
         self._record_evaluation(self.reported_round, result, "report", f"report.{result.name}")
-        self._write_results(when, result)
+        if not result.cued:
+            self._write_results(when, result)
 
     def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
         self.recorder.record(round, result.metrics(), kind=kind, protocol=result.protocol)
@@ -378,6 +388,8 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
         out[f"train/success/{category}"] = success([r for r in rows if r[0].category == category])
     out["train/success_bare"] = success([r for r in rows if not r[0].cued])
     out["train/success_cued"] = success([r for r in rows if r[0].cued])
+    for name, chosen in (("bare", [r for r in rows if not r[0].cued]), ("cued", [r for r in rows if r[0].cued])):
+        out[f"refused/{name}"], out[f"refused/{name}/passed"] = refused_turns([v for _, v, _ in chosen])
     out["train/rows_with_cues"] = sum(has_cues(x) for x, _, _ in rows) / len(rows)
     out["train/truncated"] = sum(x.stop == "truncated" for x, _, _ in rows) / len(rows)
     out["train/parse_errors"] = sum(s.error is not None for s in steps) / max(1, len(steps))
@@ -387,6 +399,25 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
     out["train/suffix_tokens"] = sum(len(x.suffix_ids) for x, _, _ in rows) / len(rows)
     out["train/sampled_tokens"] = float(sum(x.n_sampled for x, _, _ in rows))
     return out
+
+
+def refused_turns(verdicts: Sequence[Verdict]) -> tuple[float, float]:
+    """How many turns there were in which a tool refused a call and a call was asked for, and how many of these the
+    policy passed nevertheless."""
+    met = [
+        turn.passed is True
+        for v in verdicts
+        for turn in v.turns
+        if not turn.abstain and any(r.error == "tool_error" for step in turn.steps for r in step.results)
+    ]
+    return float(len(met)), float(sum(met))
+
+
+def shuffled(groups: Sequence[Sequence[Diagnosis]], seed: str) -> list[list[Diagnosis]]:
+    """The same diagnoses, dealt out anew over all trajectories."""
+    deck = [d for group in groups for d in group]
+    random.Random(seed).shuffle(deck)
+    return [[deck.pop() for _ in group] for group in groups]
 
 
 def _mean(outcomes: dict[str, tuple[str, float]]) -> float:

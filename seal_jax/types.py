@@ -256,6 +256,15 @@ class Verdict:
     reason: str
     turns: tuple[TurnEvidence, ...]
 
+    @property
+    def progress(self) -> float:
+        """Share of the turns that were passed, of those that are checked; a turn that was not reached was not passed.
+        1.0 iff the reward is."""
+        if self.reward == 1.0:
+            return 1.0
+        checked = [turn.passed is True for turn in self.turns if turn.passed is not None or not turn.reached]
+        return sum(checked) / len(checked) if checked and not all(checked) else 0.0
+
 
 @dataclass(frozen=True)
 class TurnLabel:

@@ -36,9 +36,9 @@ from seal_jax.telemetry.timing import PhaseTimer
 from seal_jax.types import Call, CallResult, ErrorKind, ParseError, Segment, Trajectory
 
 
-def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None, timer: PhaseTimer) -> Policy:
-    """Trains a tokenizer and, if config.warm_start.enabled, clones the teacher into a fresh policy."""
-    chat, ws, settings = get_format(config.chat), config.warm_start, interface_settings(config)
+def fresh_policy(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None, timer: PhaseTimer) -> Policy:
+    """A tokenizer trained in place, and random weights."""
+    chat, settings = get_format(config.chat), interface_settings(config)
     with timer.phase("tokenizer"):
         texts = [*corpus(chat, seed=config.seed), *cue_texts(settings, config.seed)]
         tokenizer = train_tokenizer(
@@ -50,18 +50,29 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     policy = same_ids(PolicyConfig.tiny(tokenizer.vocab_size, **overrides), tokenizer).padded_to(vocab_parts(mesh))
     processes.agree("the tokenizer", tokenizer.encode("".join(texts[:50])))
     params = init_params(policy, config.seed, mesh)
-    if not ws.enabled:
+    if not config.warm_start.enabled:
         logging.warning("config.warm_start.enabled=False with policy.source='tiny': the policy starts from noise")
-        return Policy(policy, params, tokenizer, {})
-    if ws.wired:
+    elif config.warm_start.wired:
         params = wire_for_copying(policy, params, config.seed)
+    return Policy(policy, params, tokenizer, {})
 
+
+def clone(config: ConfigDict, begun: Policy, mesh: Mesh | None, timer: PhaseTimer) -> Policy:
+    """The policy (taken over) after it was trained on a teacher's demonstrations."""
+    chat, ws, settings = get_format(config.chat), config.warm_start, interface_settings(config)
+    policy, tokenizer = begun.config, begun.tokenizer
+    suite = ToolboxSuite(**config.suite_options.to_dict())
     limits = episode_limits(config, max_context=policy.max_position)
     with timer.phase("demonstrations"):
         rng = random.Random(f"warm-start/{config.seed}")
-        habits, avoid = Habits(**ws.habits.to_dict()), ToolboxSuite(**config.suite_options.to_dict()).user_texts
         chosen = demonstrations(
-            config.seed, ws.demos, habits, fixed_share=ws.fixed_share, per_skin=ws.per_skin, avoid=avoid
+            config.seed,
+            ws.demos,
+            Habits(**ws.habits.to_dict()),
+            fixed_share=ws.fixed_share,
+            per_skin=ws.per_skin,
+            avoid=suite.user_texts,
+            kinds=suite.kinds,
         )
         demos = [
             play_demonstration(demo, chat, tokenizer, limits, random_interface(settings, rng, ws.cued_share))
@@ -75,7 +86,7 @@ def warm_start(config: ConfigDict, overrides: dict[str, Any], mesh: Mesh | None,
     with timer.phase("warm_start"):
         params, metrics = sft_train(
             policy,
-            params,
+            begun.params,
             demos,
             sft_settings(config),
             buckets=Buckets(tuple(config.buckets.prompt), tuple(config.buckets.suffix)),

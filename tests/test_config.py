@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 def test_every_recipe_is_valid():
     validate(default_config())
     validate(quickstart.get_config())
-    for setting in toolbox.SETTINGS:
+    for setting in (*toolbox.ARMS, *toolbox.STARTS):
         validate(toolbox.get_config(setting))
     for backbone in bfcl.BACKBONES:
         config = bfcl.get_config(backbone)
@@ -102,8 +102,8 @@ def test_values_that_cannot_work(key, value, message):
         ),
         ({"buckets.chunk": (16, 1024)}, r"config.buckets.chunk\[-1\]=1024 is larger than .*suffix\[-1\]=512"),
         (
-            {"warm_start.enabled": True, "policy.source": "hf", "policy.path": "x"},
-            "config.warm_start.enabled=True starts from random weights, but config.policy.source='hf'",
+            {"warm_start.enabled": True, "policy.source": "gguf", "policy.path": "x"},
+            "config.warm_start.enabled=True trains random weights or a folder's, but config.policy.source='gguf'",
         ),
         ({"warm_start.enabled": True, "warm_start.demos": 0}, "config.warm_start.demos=0: must be at least 1"),
     ],

@@ -1,5 +1,7 @@
 """Strict evaluation: greedy, one episode a task, the bare interface. Always; there is no argument to change that.
 
+`cued_evaluation` is beside it for those who ask how much a policy leans on cues. What it finds is no score.
+
 The protocol is the collector's ("seal" or "official"), and every result names it.
 """
 
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from seal_jax import processes
 from seal_jax.diagnosis import diagnose
 from seal_jax.envs.verifier import Verifier
-from seal_jax.interface import BARE
+from seal_jax.interface import BARE, Interface
 from seal_jax.rollout.collector import Collector
+from seal_jax.telemetry.style import CUED
 from seal_jax.types import LABELS, Diagnosis, Protocol, Task, Trajectory, Verdict
 
 
@@ -28,11 +31,13 @@ class Evaluation:
     verdicts: tuple[Verdict, ...]
     diagnoses: tuple[Diagnosis, ...]
     protocol: Protocol = "seal"
+    cued: bool = False
 
     @property
     def name(self) -> str:
-        """Of split and protocol in metrics and files: "test" in the paper's protocol, "test_official" in the other."""
-        return result_name(self.split, self.protocol)
+        """Of split and protocol in metrics and files: "test" in the paper's protocol, "test_official" in the other, and
+        "test_cued" where cues were shown."""
+        return result_name(self.split, self.protocol) + (CUED if self.cued else "")
 
     @property
     def success(self) -> float:
@@ -98,14 +103,40 @@ def evaluate(
       progress: told (episodes done, episodes in all of this process) as they are played.
       known: another evaluation of the same policy in the same protocol; its tasks are not played again.
     """
+    return _evaluate(params, collector, tasks, split, BARE, progress, known)
+
+
+def cued_evaluation(
+    params,
+    collector: Collector,
+    tasks: Sequence[Task],
+    split: str,
+    interface: Interface,
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """As `evaluate`, but with the cues of `interface` shown in every episode."""
+    return _evaluate(params, collector, tasks, split, interface, progress)
+
+
+def _evaluate(params, collector, tasks, split, interface, progress, known=None) -> Evaluation:
     if not tasks:
         raise ValueError(f"evaluation split {split!r} of suite {collector.suite.name!r} has no tasks")
+    cued = bool(interface.active)
     have = () if known is None else zip(known.trajectories, known.verdicts, known.diagnoses, strict=True)
     rows = {t.task_id: (t, v, d) for t, v, d in have}
     new = [task for task in tasks if task.id not in rows]
     if new:
         mine = new[processes.share(len(new))]
-        groups = collector.collect(params, mine, BARE, rollouts=1, round=-1, temperature=0.0, progress=progress)
+        groups = collector.collect(
+            params,
+            mine,
+            interface,
+            rollouts=1,
+            round=-1,
+            exposure=float(cued),
+            temperature=0.0,
+            progress=progress,
+        )
         verifier = Verifier(collector.suite)
         played = []
         for task, (trajectory,) in zip(mine, groups, strict=True):
@@ -121,4 +152,5 @@ def evaluate(
         verdicts=verdicts,
         diagnoses=diagnoses,
         protocol=collector.limits.protocol,
+        cued=cued,
     )

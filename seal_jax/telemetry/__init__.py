@@ -7,6 +7,8 @@ the figures and the live display look for:
 |---|---|
 | `train/success`, `train/success/<category>` | share of the round's training rows with reward 1 |
 | `train/success_bare`, `train/success_cued` | the same over the rows without and with cues |
+| `refused/bare`, `refused/cued` | turns of those rows in which a tool refused a call |
+| `refused/bare/passed`, ... | how many of these were passed nevertheless |
 | `groups/informative` | share of groups whose rewards are not all equal |
 | `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
 | `train/reasoning_kept` | per row, messages of finished turns whose reasoning Qwen3's own template would have dropped |
@@ -33,7 +35,8 @@ the figures and the live display look for:
 Of several processes, `time/*`, `rollout/*`, `count/*` and `memory/*` are those of process 0.
 
 `<split>` names the split alone where its episodes were played by the "seal" protocol, and `<split>_official` by the
-benchmark's own. This package imports no jax; matplotlib, rich and tensorboardX are imported where they are used.
+benchmark's own; `test_cued` is test with the cues of config.eval.cued shown. This package imports no jax; matplotlib,
+rich and tensorboardX are imported where they are used.
 """
 
 from seal_jax.telemetry.recorder import RunRecorder

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seal_jax.telemetry.recorder import read_jsonl
-from seal_jax.telemetry.style import GRID, INK, LABEL_COLOURS, MUTED, category_colours, in_order, words
+from seal_jax.telemetry.style import CUED, GRID, INK, LABEL_COLOURS, MUTED, category_colours, in_order, words
 from seal_jax.types import FAILURE_LABELS, LABELS
 
 Line = Mapping[str, Any]
@@ -76,8 +76,9 @@ def success(lines: Sequence[Line]) -> Any:
         if total:
             _curve(ax, total, INK, 2.6)
             ends.append((total, "all", INK))
-        name, _, protocol = split.partition("_")
-        how = f"bare interface{', ' + protocol + ' protocol' if protocol else ''}"
+        name, _, protocol = split.removesuffix(CUED).partition("_")
+        how = "cues shown" if split.endswith(CUED) else "bare interface"
+        how += f", {protocol} protocol" if protocol else ""
         title = "training rows" if split == "train" else f"{_SPLIT_TITLES.get(name, name)} ({how})"
         _axes(ax, title)
         _percent(ax)

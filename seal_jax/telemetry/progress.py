@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seal_jax.telemetry.compare import Comparison
-from seal_jax.telemetry.style import LABEL_COLOURS, in_order, words
+from seal_jax.telemetry.style import CUED, LABEL_COLOURS, in_order, words
 from seal_jax.types import EXCLUDED_LABELS, LABELS
 
 _TICKS = "▁▂▃▄▅▆▇█"
@@ -104,7 +104,7 @@ class Progress:
             at = "" if round is None else f"round {round}: "
             if not parts:
                 return
-            how = f"bare interface, {protocol} protocol"
+            how = f"{'cues shown' if split.endswith(CUED) else 'bare interface'}, {protocol} protocol"
             self.console.print(Text(f"{at}evaluation on {split}, {how}: {', '.join(parts)}"), soft_wrap=True)
 
     def message(self, text: str) -> None:

@@ -27,6 +27,8 @@ CATEGORY_COLOURS: dict[str, str] = {
     "long_context": "#2a9d60",
 }
 _SPARE = ("#c8443a", "#a33b74", "#4dbcc4", "#f2c230", "#5f5f5f")
+#: How the name of an evaluation with cues ends; all others have the bare interface.
+CUED = "_cued"
 INK, MUTED, GRID = "#222222", "#6f6f6f", "#e6e6e6"
 
 

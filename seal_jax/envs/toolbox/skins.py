@@ -8,7 +8,7 @@ policy has to read the tool docs instead of knowing the tools by heart.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seal_jax.envs.toolbox.words import ARGUMENTS, CHOICES, DEVICES, NAMES, NOUNS, STATUS, VERBS
@@ -191,6 +191,14 @@ OOD_SKINS: tuple[Skin, ...] = (
         names=NAMES["topics"],
     ),
 )
+
+#: The kinds of domain, and which skins are of them.
+ALL_KINDS = tuple(TOOL_NOUNS)
+
+
+def skins_of(skins: tuple[Skin, ...], kinds: Sequence[str]) -> tuple[Skin, ...]:
+    return tuple(skin for skin in skins if skin.kind in kinds)
+
 
 _HELD_OUT = frozenset().union(*(s.tool_names for s in OOD_SKINS))
 

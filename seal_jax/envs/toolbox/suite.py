@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from seal_jax.envs.base import register_suite
 from seal_jax.envs.toolbox.generator import BuiltTask, Script, make_scenario, make_task, open_instance, troubles_at
-from seal_jax.envs.toolbox.skins import OOD_SKINS, TRAIN_SKINS
+from seal_jax.envs.toolbox.skins import ALL_KINDS, OOD_SKINS, TRAIN_SKINS, Skin, skins_of
 from seal_jax.envs.toolbox.world import ToolboxWorld
 from seal_jax.types import CATEGORIES, Program, Task
 
@@ -60,31 +60,58 @@ class ToolboxSuite(TaskStore):
     Args:
       seed: of all tasks of all splits.
       train, val, test, ood: number of scenarios of each split (tasks are four times as many).
+      kinds: of domains; their skins alone are used. () = all four.
+      troubled: share of scenarios in which a tool refuses something on the way.
+
+    Raises:
+      ValueError: for any value that cannot be, or kinds that leave a split without a domain.
     """
 
-    def __init__(self, seed: int = 0, train: int = 100, val: int = 25, test: int = 100, ood: int = 50) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        train: int = 100,
+        val: int = 25,
+        test: int = 100,
+        ood: int = 50,
+        kinds: Sequence[str] = (),
+        troubled: float = 0.38,
+    ) -> None:
         sizes = {"train": train, "val": val, "test": test, "ood": ood}
         for split, n in sizes.items():
             if not isinstance(n, int) or isinstance(n, bool) or n < 0:
                 raise ValueError(f"suite_options.{split}={n!r}: the number of scenarios must be an integer >= 0")
+        if not 0.0 <= troubled <= 1.0:
+            raise ValueError(f"suite_options.troubled={troubled!r}: the share of scenarios must be between 0 and 1")
+        kinds = tuple(kinds) if kinds else ALL_KINDS
+        if not set(kinds) <= set(ALL_KINDS):
+            raise ValueError(f"suite_options.kinds={kinds!r}: choose some of {ALL_KINDS}")
+        #: The kinds of domain in use; demonstrations are of the same.
+        self.kinds = kinds
+        skins = {s: skins_of(OOD_SKINS if s == "ood" else TRAIN_SKINS, kinds) for s in sizes}
+        for split, some in skins.items():
+            if sizes[split] and not some:
+                raise ValueError(
+                    f"suite_options.kinds={kinds!r} leave split {split!r} without a domain; add one of "
+                    f"{sorted({s.kind for s in OOD_SKINS})} or set suite_options.{split}=0"
+                )
         taken: set[str] = set()  # no user text of one split returns in another
-        super().__init__({split: _split(seed, split, n, taken) for split, n in sizes.items()})
+        super().__init__({s: _split(seed, s, n, skins[s], troubled, taken) for s, n in sizes.items()})
         #: Every scenario's user text; demonstrations keep away from them.
         self.user_texts = frozenset(taken)
         for split in sizes:
             refused = sum(b.scenario.refusals > 0 for b in self.built(split))
-            if sizes[split] >= 20 and 3 * refused < len(self.built(split)):
+            if sizes[split] >= 20 and refused < 0.87 * troubled * len(self.built(split)):
                 raise RuntimeError(f"toolbox: only {refused} of {len(self.built(split))} {split} tasks have a refusal")
 
 
-#: Shares of a split's scenarios with no trouble on the way, and with at most one.
-_UNTROUBLED, _AT_MOST_ONE = 0.62, 0.92
+#: Of the scenarios with trouble, the share with two.
+_TWO = 0.08 / 0.38
 #: Steps of this length spread points evenly over [0, 1), whatever their number.
 _GOLDEN = 0.6180339887498949
 
 
-def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
-    skins = OOD_SKINS if split == "ood" else TRAIN_SKINS
+def _split(seed: int, split: str, n: int, skins: Sequence[Skin], troubled: float, taken: set[str]) -> list[BuiltTask]:
     start = random.Random(f"toolbox/{seed}/{split}").random()
     built = []
     for i in range(n):
@@ -93,7 +120,7 @@ def _split(seed: int, split: str, n: int, taken: set[str]) -> list[BuiltTask]:
             skins[i % len(skins)],
             f"toolbox/{seed}/{split}/{i}",
             # Not drawn at random: the share of tasks with refusals, the main difficulty, is the same in all splits.
-            troubles=troubles_at((start + i * _GOLDEN) % 1.0, _UNTROUBLED, _AT_MOST_ONE),
+            troubles=troubles_at((start + i * _GOLDEN) % 1.0, 1.0 - troubled, 1.0 - troubled * _TWO),
             taken=taken,
         )
         built += [make_task(scenario, category) for category in CATEGORIES]

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from seal_jax.envs.toolbox.domain import RoleCall, dress, role_of, undress
 from seal_jax.envs.toolbox.generator import (
-    KINDS,
     LOOKUPS,
     Script,
     ScriptStep,
@@ -28,7 +27,7 @@ from seal_jax.envs.toolbox.generator import (
     open_instance,
     troubles_at,
 )
-from seal_jax.envs.toolbox.skins import TRAIN_SKINS, random_skin
+from seal_jax.envs.toolbox.skins import ALL_KINDS, TRAIN_SKINS, random_skin, skins_of
 from seal_jax.envs.toolbox.suite import TaskStore
 from seal_jax.envs.toolbox.words import NAMES, NOTES
 from seal_jax.types import CATEGORIES, Call, CallResult, Task
@@ -315,6 +314,7 @@ def demonstrations(
     fixed_share: float,
     per_skin: int = 1,
     avoid: Collection[str] = (),
+    kinds: Sequence[str] = ALL_KINDS,
 ) -> Iterator[Demo]:
     """`n` demonstrations of all kinds and categories, from scenarios that no split holds.
 
@@ -325,16 +325,17 @@ def demonstrations(
       per_skin: so many in a row have the same skin, category and order of tools, so that their prompts begin alike and
         can be computed together.
       avoid: user texts that must not come up (`ToolboxSuite.user_texts`).
+      kinds: of domains (`ToolboxSuite.kinds`).
     """
     if not 0.0 <= fixed_share <= 1.0:
         raise ValueError(f"fixed_share={fixed_share!r}: a share is between 0 and 1")
     habits = Habits() if habits is None else habits
-    kinds = tuple(KINDS)
+    fixed = skins_of(TRAIN_SKINS, kinds)
     for i in range(n):
         block = i // per_skin
         shared, rng = random.Random(f"toolbox/demo/{seed}/skin/{block}"), random.Random(f"toolbox/demo/{seed}/{i}")
         if shared.random() < fixed_share:
-            skin = shared.choice(TRAIN_SKINS)
+            skin = shared.choice(fixed)
         else:
             skin = random_skin(shared, kinds[(block // len(CATEGORIES)) % len(kinds)])
         order = shared.sample(sorted(skin.tool_names), len(skin.tool_names))
