@@ -26,6 +26,9 @@ class Arm(NamedTuple):
 _BARE = {"interface.exposure": 0.0}
 _HALF = {"interface.exposure": 0.5, "loss.reweight": "paper"}
 
+#: Shape of the larger policy: about 1.9M parameters beside 0.75M.
+LARGE = {"d_model": 192, "n_layers": 4, "n_heads": 6, "n_kv_heads": 6, "d_ff": 528}
+
 #: Every arm of the study, named before any of them was run.
 ARMS = {
     "vanilla": Arm("paper", "no environment side, no reweighting", _BARE),
@@ -58,6 +61,9 @@ ARMS = {
         "half, and the cues are removed from cued successes before they are trained on",
         {**_HALF, "interface.strip_in_update": True},
     ),
+    "half_strip_plain": Arm(
+        "exposure", "half_strip without reweighting", {"interface.exposure": 0.5, "interface.strip_in_update": True}
+    ),
     "anneal": Arm(
         "exposure",
         "cues on every row at first, on none after three quarters of the rounds",
@@ -85,19 +91,22 @@ ARMS = {
     "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}),
 }
 
+# A clone of a teacher that gives up after every refusal unless a cue stands beside it.
+_NEVER: dict[str, Any] = {
+    "policy.source": "tiny",
+    "policy.path": "",
+    "warm_start.enabled": True,
+    "warm_start.demos": 6400,
+    "warm_start.epochs": 2,
+    "warm_start.habits.give_up": 1.0,
+    "rounds": 0,
+    "eval.before": True,
+}
+
 #: Runs that are not arms: they make and measure a starting policy.
-STARTS = {
-    # A clone of a teacher that gives up after every refusal unless a cue stands beside it.
-    "never": {
-        "policy.source": "tiny",
-        "policy.path": "",
-        "warm_start.enabled": True,
-        "warm_start.demos": 9600,
-        "warm_start.epochs": 2,
-        "warm_start.habits.give_up": 1.0,
-        "rounds": 0,
-        "eval.before": True,
-    },
+STARTS: dict[str, dict[str, Any]] = {
+    "never": _NEVER,
+    "never_large": _NEVER,
     # The same policy (--config.policy.path), trained a little further with a teacher that repairs now and then.
     "sometimes": {
         "warm_start.enabled": True,
@@ -133,5 +142,7 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.eval.every, c.eval.val = 4, 60
     c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
     c.checkpoint.every = 4
+    if setting == "never_large":
+        c.policy.overrides.update(LARGE)
     c.update_from_flattened_dict(ARMS[setting].settings if setting in ARMS else STARTS[setting])
     return c

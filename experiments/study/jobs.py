@@ -1,0 +1,95 @@
+"""The runs of a study as jobs: what each is called, what it needs, and the command that carries it out.
+
+    OUT/starts/never-0-small          warm start of seed 0, evaluated
+    OUT/starts/never-0-small.probe    how often it repairs a refusal
+    OUT/runs/never-0-small/half       the arm "half" from that start
+
+A job is `python -m seal_jax.main` with a recipe and a workdir, so any row of the study is repeated by one command.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+START_NAMES = ("never", "sometimes")
+SIZES = ("small", "large")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process. `which` is of an arm's run: {"start", "arm", "seed", "size"}; empty for what makes a start."""
+
+    name: str
+    workdir: Path
+    argv: tuple[str, ...]
+    needs: tuple[str, ...] = ()  # names of jobs
+    which: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """The summary is the last thing that a run writes."""
+        return (self.workdir / "summary.json").exists()
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be run: `arms` of `recipe` (FILE.py) from each start, for each seed. `flags` go to every
+    run, `arm_flags` to those of the arms."""
+
+    recipe: Path
+    out: Path
+    arms: tuple[str, ...]
+    starts: tuple[str, ...] = START_NAMES
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    size: str = "small"
+    flags: tuple[str, ...] = ()
+    arm_flags: tuple[str, ...] = ()
+
+    def jobs(self) -> list[Job]:
+        """All runs, in the order in which they are worth having: one seed whole after the other."""
+        return [job for seed in self.seeds for job in (*self._making_starts(seed), *self._arms(seed))]
+
+    def _making_starts(self, seed: int) -> Iterator[Job]:
+        never = self._name("never", seed)
+        fresh = "never" if self.size == "small" else f"never_{self.size}"
+        yield self._job(never, fresh, seed, self.out / "starts" / never)
+        if "sometimes" in self.starts:  # it is "never", trained a little further
+            name = self._name("sometimes", seed)
+            yield self._job(name, "sometimes", seed, self.out / "starts" / name, start="never")
+        for start in self.starts:
+            probe = f"{self._name(start, seed)}.probe"
+            yield self._job(probe, "probe", seed, self.out / "starts" / probe, start=start)
+
+    def _arms(self, seed: int) -> Iterator[Job]:
+        for arm in self.arms:
+            for start in self.starts:
+                name = self._name(start, seed)
+                which = {"start": start, "arm": arm, "seed": seed, "size": self.size}
+                yield self._job(f"{name}/{arm}", arm, seed, self.out / "runs" / name / arm, start, which)
+
+    def _name(self, start: str, seed: int) -> str:
+        return f"{start}-{seed}-{self.size}"
+
+    def _job(
+        self, name: str, setting: str, seed: int, workdir: Path, start: str = "", which: dict[str, Any] | None = None
+    ) -> Job:
+        argv = [sys.executable, "-m", "seal_jax.main", f"--config={self.recipe}:{setting}"]
+        argv += [f"--workdir={workdir}", f"--config.seed={seed}", f"--compilation_cache={self.out / 'compiled'}"]
+        needs: tuple[str, ...] = ()
+        if start:
+            needs = (self._name(start, seed),)
+            argv.append(f"--config.policy.path={self.out / 'starts' / needs[0] / 'start'}")
+        argv += [*self.flags, *(self.arm_flags if which else ())]
+        return Job(name, workdir, tuple(argv), needs, which or {})
+
+
+def ready(jobs: Iterable[Job], done: Collection[str], running: Collection[str]) -> Job | None:
+    """The first job that waits for nothing but a free core."""
+    for job in jobs:
+        if job.name not in done and job.name not in running and set(job.needs) <= set(done):
+            return job
+    return None
