@@ -31,12 +31,14 @@ def drawing() -> AbstractContextManager[None]:
     )
 
 
-def save(figure: Any, folder: Path, name: str) -> list[Path]:
+def save(figure: Any, folder: Path, name: str, dpi: int = 160) -> list[Path]:
     """Writes name.png and name.svg, without a date; returns both paths."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # panels stay where they were just laid out: else each file does so twice
     written = []
     for kind in ("png", "svg"):
         path = folder / f"{name}.{kind}"
-        figure.savefig(path, dpi=160, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(path, dpi=dpi, bbox_inches="tight", metadata={"Date": None} if kind == "svg" else None)
         written.append(path)
     return written
 
@@ -89,16 +91,8 @@ def end_labels(ax: Any, ends: Sequence[tuple[Sequence[tuple[float, float]], str,
     """
     if not ends:
         return
-    low, high = ax.get_ylim()
-    gap = 0.062 * (high - low)
     order = sorted(range(len(ends)), key=lambda i: ends[i][0][-1][1])
-    places = [ends[i][0][-1][1] for i in order]
-    for k in range(1, len(places)):
-        places[k] = max(places[k], places[k - 1] + gap)
-    over = max(0.0, places[-1] - high - 0.02 * (high - low))
-    places = [p - over for p in places]
-    for k in range(len(places) - 2, -1, -1):
-        places[k] = min(places[k], places[k + 1] - gap)
+    places = apart([ends[i][0][-1][1] for i in order], *ax.get_ylim())
     right = max(points[-1][0] for points, _, _ in ends)
     for i, y in zip(order, places, strict=True):
         points, name, colour = ends[i]
@@ -113,3 +107,21 @@ def end_labels(ax: Any, ends: Sequence[tuple[Sequence[tuple[float, float]], str,
             fontweight="bold" if name == "all" else "normal",
             annotation_clip=False,
         )
+
+
+def apart(wanted: Sequence[float], low: float, high: float) -> list[float]:
+    """Where names go: as near to their curves' ends (ascending) as a gap between them and the axis' limits allow."""
+    gap = 0.062 * (high - low)
+    groups: list[list[float]] = []  # of names that touch: how far all of them are shifted is one number, their mean
+    for i, y in enumerate(wanted):
+        groups.append([y - i * gap])
+        while len(groups) > 1 and _mean(groups[-2]) > _mean(groups[-1]):
+            last = groups.pop()
+            groups[-1] += last
+    ceiling = high + 0.02 * (high - low) - (len(wanted) - 1) * gap
+    shifts = [min(max(_mean(group), low), ceiling) for group in groups for _ in group]
+    return [shift + i * gap for i, shift in enumerate(shifts)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from seal_jax.telemetry import figures
 from seal_jax.telemetry.compare import compare
+from seal_jax.telemetry.drawing import apart
 from seal_jax.telemetry.progress import Progress, closing_table
 from seal_jax.telemetry.recorder import RunRecorder
 from seal_jax.telemetry.style import CATEGORY_COLOURS, LABEL_COLOURS, category_colours
@@ -186,3 +187,12 @@ def test_a_run_that_compares_nothing_ends_without_an_empty_table():
     console.print(closing_table({}, wall_s=61.0, notes=["test: 0.0% of 20 tasks, the starting policy"]))
     shown = console.file.getvalue()
     assert "before" not in shown and "wall time 1:01" in shown and "0.0% of 20 tasks" in shown
+
+
+def test_names_at_curves_ends_keep_apart_and_near():
+    assert apart([0.2, 0.6], 0, 1) == pytest.approx([0.2, 0.6])
+    assert apart([0.5, 0.5], 0, 1) == pytest.approx([0.469, 0.531])
+    crowded = apart([0.96, 0.97, 1.0, 1.0], 0, 1)
+    assert all(b - a == pytest.approx(0.062) for a, b in zip(crowded, crowded[1:], strict=False))
+    assert crowded[-1] == pytest.approx(1.02)
+    assert apart([0.0, 0.0], 0, 2)[0] == 0.0
