@@ -1,0 +1,65 @@
+"""The study's figures: drawn from records alone, the same bytes twice, and whatever part of the study there is."""
+
+import pytest
+
+from configs.toolbox import ARMS
+from experiments.study import figures, statistics
+
+from .made import record, study
+
+NAMES = {"study_difference", "study_curves", "study_mechanism", "study_labels", "study_cues"}
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    records = [r for r in study(seeds=2, starts=("never",)) if r["arm"] in ("vanilla", "full") and r["size"] == "small"]
+    first, again = (figures.draw(records, tmp_path / folder) for folder in "ab")
+    assert {p.name for p in first} == {f"{name}.{kind}" for name in NAMES for kind in ("png", "svg")}
+    assert [p.read_bytes() for p in first] == [p.read_bytes() for p in again]
+    assert all(p.stat().st_size < 150_000 for p in first)
+
+
+def test_every_arm_has_its_interval_in_the_forest():
+    found = statistics.places(study(seeds=2))
+    never, sometimes = figures.difference(found).axes
+    assert never.get_title(loc="left") == 'start "never" (hollow: large)'
+    dots = [line for line in sometimes.lines if line.get_marker() == "o"]
+    others = len(ARMS) - 1
+    assert len(dots) == others + 2 and len(never.get_yticks()) == others
+    place = statistics.Place("sometimes", "small")
+    gain = statistics.difference(found[place], "no_environment", statistics.success("test"))
+    assert list(dots[0].get_xdata()) == [pytest.approx(100 * gain.mean)]
+
+
+def test_closed_loop_arms_are_those_whose_cues_follow_the_profile():
+    assert {"full", "half", "anneal", "cap_only"} <= set(figures.CLOSED_LOOP) <= set(ARMS)
+    assert not {"vanilla", "no_environment", "no_closed_loop", "release", "turn"} & set(figures.CLOSED_LOOP)
+
+
+def test_rounds_without_a_value_are_left_out():
+    runs = [record(curves={"x": [None, 0.2, 0.4]}), record(seed=1, curves={"x": [None, 0.4]})]
+    assert figures.over_rounds(runs, "x") == [(2, pytest.approx(0.3)), (3, 0.4)]
+    met = {"refused/bare": [0.0, 4.0, 5.0], "refused/bare/passed": [0.0, 1.0, 5.0]}
+    assert figures.repair_rates([record(curves=met), record(seed=1, curves=met)]) == [(2, 0.25), (3, 1.0)]
+    assert figures.cue_shares([record(cues=[("a",), ()]), record(seed=1, cues=[("a",)])], "a") == [1.0, 0.0]
+    assert figures._stretches([0.0, 0.5, 0.5, 1.0, 0.0, 0.5]) == [(2, 2, 0.5), (4, 1, 1.0), (6, 1, 0.5)]
+
+
+def test_what_there_is_nothing_to_draw_of_is_left_out(tmp_path):
+    """Vanilla alone, never validated and without a single value in its curves."""
+    assert figures.draw([record(validation=[])], tmp_path) == figures.draw([], tmp_path) == []
+    with pytest.raises(ValueError, match="start never, size small: no record of arm 'vanilla'"):
+        figures.draw([record("full")], tmp_path)
+
+
+def test_one_seed_and_a_missing_arm_are_drawn():
+    """Full was run for one start only: the other's panels say so."""
+    on = [("recovery_failure",)] * 12
+    profile = {"profile/pass": [0.5] * 12, "groups/all_fail": [0.5] * 12}
+    records = [record(start=s, curves=profile) for s in ("never", "sometimes")] + [record("full", cues=on)]
+    found = statistics.places(records)
+    left, right = figures.difference(found).axes
+    assert [line.get_marker() for line in left.lines].count("o") == 1
+    assert [line.get_marker() for line in right.lines].count("o") == 0
+    for figure in (figures.cues(found), figures.labels(found)):
+        assert "no run yet" in [text.get_text() for text in figure.axes[-1].texts]
+    assert figures.curves(found) is not None and figures.mechanism(found) is not None
