@@ -17,7 +17,6 @@ validation, with a seed that the study does not use. --smoke does a little of ev
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import shutil
 import sys
@@ -33,6 +32,7 @@ from experiments.study import figures, records, starts, tables  # noqa: E402
 from experiments.study.jobs import SIZES, START_NAMES, Job, Study  # noqa: E402
 from experiments.study.workers import JobFailed, carry_out  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
+from seal_jax.main import RecipeError, recipe_module  # noqa: E402
 
 #: --tune: seed and learning rates.
 _TUNING_SEED, _RATES = 1000, ("2e-4", "3e-4", "5e-4")
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
-    except (ValueError, OSError, JobFailed) as error:
+    except (ValueError, OSError, JobFailed, RecipeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -165,13 +165,7 @@ def _study(options: argparse.Namespace) -> Study:
 
 def _arms(path: Path) -> dict[str, Any]:
     """ARMS of a recipe file."""
-    if not path.is_file():
-        raise ValueError(f"--config={path}: there is no such file")
-    spec = importlib.util.spec_from_file_location("study_recipe", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    arms = getattr(module, "ARMS", None)
+    arms = getattr(recipe_module(str(path)), "ARMS", None)
     if not isinstance(arms, dict) or "vanilla" not in arms:
         raise ValueError(f"--config={path}: it needs a mapping ARMS with an arm 'vanilla', as configs/toolbox.py has")
     return arms

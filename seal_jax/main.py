@@ -32,17 +32,22 @@ class RecipeError(Exception):
     """A recipe that does not load. (Not a ValueError: absl would print its usage text around it.)"""
 
 
-def load_recipe(argument: str) -> ConfigDict:
-    """The config of FILE.py or FILE.py:ARGUMENT; RecipeError, one line, for whatever is wrong with it."""
-    path, *options = argument.split(":", 1)
+def recipe_module(path: str) -> ModuleType:
+    """A recipe file, run as the module "recipe". RecipeError if there is none; whatever the file raises."""
     if not Path(path).is_file():
         raise RecipeError(f"{path}: {'is a folder' if Path(path).is_dir() else 'there is no such file'}")
-    loader = SourceFileLoader("recipe", path)
     module = ModuleType("recipe")
     module.__file__ = path
     sys.modules["recipe"] = module
+    SourceFileLoader("recipe", path).exec_module(module)
+    return module
+
+
+def load_recipe(argument: str) -> ConfigDict:
+    """The config of FILE.py or FILE.py:ARGUMENT; RecipeError, one line, for whatever is wrong with it."""
+    path, *options = argument.split(":", 1)
     try:
-        loader.exec_module(module)
+        module = recipe_module(path)
         if not hasattr(module, "get_config"):
             raise RecipeError(f"{path}: it has no get_config()")
         config = module.get_config(*options)

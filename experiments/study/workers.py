@@ -39,7 +39,8 @@ def carry_out(jobs: Sequence[Job], most: int = 0, tell: Callable[[str], None] = 
     from its own checkpoint. Raises JobFailed when a job fails, after those beside it have come to their end.
     """
     done = {job.name for job in jobs if job.done}
-    free, running, failed = cores(most), {}, None
+    free, failed = cores(most), None
+    running: dict[str, tuple[Job, subprocess.Popen[bytes], int, float]] = {}
     todo, started, finished = len(jobs) - len(done), time.monotonic(), 0
     tell(f"{len(jobs)} runs, {len(done)} of them done; {len(free)} at a time")
     try:

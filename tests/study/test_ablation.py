@@ -98,7 +98,7 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--config=nowhere.py"], "error: --config=nowhere.py: there is no such file"),
+        (["--config=nowhere.py"], "error: nowhere.py: there is no such file"),
         (["--config=setup.py", "--report"], "error: --config=setup.py: "),
         (["--arms=vanila"], "error: --arms: 'vanila' is not known; choose from vanilla, "),
         (["--starts=always"], "error: --starts: 'always' is not known; choose from never, sometimes"),
