@@ -86,10 +86,33 @@ def _rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x [..., D] / rms(x) * weight [D], computed in float32.
+
+    Its gradient is written out: XLA's own sums of products are 20 times slower on CPU than products with a vector.
+    """
     x32 = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return (x32 * scale * weight).astype(x.dtype)
+    return (x32 * _inverse_rms(x32, eps) * weight).astype(x.dtype)
+
+
+def _inverse_rms(x32: jax.Array, eps: float) -> jax.Array:
+    return jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+
+
+def _rms_norm_bwd(eps: float, kept: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """With i = 1 / rms(x): dx = i (w g - x i^2 mean(x w g)) and dw = sum of i x g over all places."""
+    x, weight = kept
+    x32, grad32 = x.astype(jnp.float32), grad.astype(jnp.float32)
+    inverse = _inverse_rms(x32, eps)
+    both = x32 * grad32
+    dot = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    mean = dot("...d,d->...", both, weight)[..., None] / x.shape[-1]
+    x_grad = inverse * (weight * grad32 - x32 * inverse**2 * mean)
+    return x_grad.astype(x.dtype), dot("...d,...->d", both, inverse[..., 0]).astype(weight.dtype)
+
+
+_rms_norm.defvjp(lambda x, weight, eps: (_rms_norm(x, weight, eps), (x, weight)), _rms_norm_bwd)
 
 
 def _dense(x: jax.Array, weight: jax.Array, inputs: int = 1) -> jax.Array:

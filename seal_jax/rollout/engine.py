@@ -235,8 +235,11 @@ class RolloutEngine:
             buffer = (state["new"], jnp.arange(n_new) < fed)
             pasts = [prompt_past, rows_past, buffer]
             hidden_bgcd, one = decoder.extend(state["token"][..., None], first_bg + fed, pasts, layers)
-            new = each_layer(functools.partial(_put_token, place=fed), state["new"], one)
-            return sample({**state, "new": new}, hidden_bgcd[:, :, 0])
+            state = sample(state, hidden_bgcd[:, :, 0])
+            # No id is negative, but XLA for CPU does not know: so it writes after it has read, in place. Left to
+            # choose, it copies every buffer, twice a token.
+            place = jnp.where(state["token"].min() < 0, 0, fed) if self.unroll else fed
+            return {**state, "new": each_layer(functools.partial(_put_token, place=place), state["new"], one)}
 
         state = {
             "step": jnp.int32(0),

@@ -15,6 +15,7 @@ from seal_jax.policy.config import Llama3Rope, PolicyConfig, param_shapes
 from seal_jax.policy.model import (
     KV,
     Decoder,
+    _rms_norm,
     extend,
     full_logits,
     init_params,
@@ -238,6 +239,21 @@ def test_qk_norm_stands_before_rope():
     assert np.isfinite(kv.keys).all()
     # keys are normed, then rotated: their length is that of the normed key at every position
     np.testing.assert_allclose(np.sqrt((np.asarray(kv.keys) ** 2).mean(axis=-2)), 1.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_norms_gradient_is_that_of_its_formula(dtype):
+    def plain(x, weight):
+        x32 = x.astype(jnp.float32)
+        return (x32 / jnp.sqrt(jnp.mean(x32**2, -1, keepdims=True) + 1e-5) * weight).astype(x.dtype)
+
+    rng = np.random.default_rng(0)
+    x, grad = (jnp.asarray(rng.normal(size=(2, 7, 3, 16)), dtype) for _ in range(2))
+    weight = jnp.asarray(rng.normal(size=16), jnp.float32)
+    found = jax.vjp(lambda x, w: _rms_norm(x, w, 1e-5), x, weight)[1](grad)
+    expected = jax.vjp(plain, x, weight)[1](grad)
+    assert [x.dtype for x in found] == [dtype, jnp.float32]
+    assert_trees_close(found, expected, atol=1e-5 if dtype == jnp.float32 else 2e-2, rtol=1e-5)
 
 
 def test_padded_vocabulary_is_masked_before_the_softmax():

@@ -315,6 +315,25 @@ def test_many_lengths_and_batch_sizes_stay_within_the_buckets(engine):
     assert fresh.compilations == before
 
 
+def test_the_decode_loop_copies_no_buffer(monkeypatch):
+    """With unrolled layers, as on CPU."""
+    engine, texts = make_engine(max_new_tokens=24), []
+    decode = engine._decode
+
+    def compiled(*args, **named):
+        texts.append(decode.lower(*args, **named).compile().as_text())
+        return decode(*args, **named)
+
+    monkeypatch.setattr(engine, "_decode", compiled)
+    engine.start(PARAMS, [[5, 6, 7]], 3).act({(0, 0): [4]}, temperature=1.0, keys={(0, 0): 1})
+    lines = texts[0].splitlines()
+    heads, width = CONFIG.n_kv_heads, CONFIG.head_dim
+    for shape in (f"f32[1,{heads},3,{width},24]", f"f32[1,{heads},3,24,{width}]"):
+        assert any(f"= {shape}" in line and "dynamic-update-slice" in line for line in lines)
+        copies = [line for line in lines if f"= {shape}" in line and " copy(" in line]
+        assert len(copies) <= CONFIG.n_layers, copies  # of the empty buffers, before the loop
+
+
 def test_rows_cache_is_donated(engine):
     session = engine.start(PARAMS, PROMPTS, 2)
     tokens = {(b, g): [3] for b in range(3) for g in range(2)}
