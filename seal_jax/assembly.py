@@ -192,16 +192,17 @@ def starting_policy(config: ConfigDict, workdir: Path, mesh: Mesh | None, timer:
         tokenizer = load_tokenizer(source)
         return Policy(same_ids(policy, tokenizer), params, tokenizer, warm_start_metrics(Path(source)))
 
+    if config.policy.source == "hf" and not config.warm_start.enabled:
+        return load(config.policy.path)
     # (Process 0 looks for all: it may be making the folder while another one looks.)
     if processes.told_by_first(start.exists()):
         return load(start)
-    if config.policy.source == "hf" and not config.warm_start.enabled:
-        return load(config.policy.path)
     from seal_jax.warm_start import clone, fresh_policy  # only the toolbox has a teacher
 
-    without = {**overrides, "lora_rank": 0}
-    begun = load(config.policy.path, lora_rank=0) if config.policy.source == "hf" else None
-    made = begun if begun is not None else fresh_policy(config, without, mesh, timer)
+    if config.policy.source == "hf":
+        made = load(config.policy.path, lora_rank=0)
+    else:
+        made = fresh_policy(config, {**overrides, "lora_rank": 0}, mesh, timer)
     if config.warm_start.enabled:
         made = clone(config, made, mesh, timer)
     save_hf(start, made.config, made.params, tokenizer=made.tokenizer)
