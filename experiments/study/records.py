@@ -33,19 +33,23 @@ CURVES = (
     *(f"profile/{label}" for label in _COUNTED),
     *(f"advantage_mass/{label}" for label in _COUNTED),
 )
-#: Phases of a round that are training: what is evaluated, saved or compiled once is not its cost.
-_TRAINING = ("prefill", "extend", "decode", "environment", "diagnosis", "update")
+#: Phases of a round that are its own, beside its rollouts. (An evaluation decodes too, in a later round's lap.)
+_JUDGED_AND_LEARNED = ("diagnosis", "update")
 
 
 def read_run(workdir: Path, **which: Any) -> Record:
     """The record of a finished run; `which` names it (start, arm, seed, size). ValueError if it is not finished."""
-    try:
-        summary = json.loads((workdir / "summary.json").read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{workdir}: no summary.json, so this run is not finished; run the study again") from None
-    config = read_object(workdir / "config.json", "delete the folder and run the study again")
+    mend = "delete the folder and run the study again"
+    if not (workdir / "summary.json").exists():
+        raise ValueError(f"{workdir}: no summary.json, so this run is not finished; run the study again")
+    summary, config = (read_object(workdir / name, mend) for name in ("summary.json", "config.json"))
     lines = list(read_jsonl(workdir / "metrics.jsonl"))
     rounds = [line for line in lines if line["kind"] == "train"]
+    if summary["round"] != len(rounds):  # it went on after its end, and was stopped
+        raise ValueError(
+            f"{workdir}: summary.json is of round {summary['round']}, metrics.jsonl of {len(rounds)}, so this run is "
+            "not finished; run the study again"
+        )
     reports: dict[str, float] = {}
     for line in lines:
         if line["kind"] == "report":
@@ -53,7 +57,9 @@ def read_run(workdir: Path, **which: Any) -> Record:
     splits = [name for name in ("test", "ood", "test_cued") if f"eval/{name}/success" in reports]
 
     def total(name: str) -> float:
-        return sum(line["metrics"].get(name) or 0.0 for line in rounds)
+        return sum(line["metrics"].get(name, 0.0) for line in rounds)
+
+    played = sum(x["metrics"]["rollout/processed_tokens"] / x["metrics"]["rollout/processed_per_s"] for x in rounds)
 
     return {
         **which,
@@ -71,7 +77,7 @@ def read_run(workdir: Path, **which: Any) -> Record:
             "episodes": len(rounds) * config["tasks_per_round"] * config["rollouts"],
             "sampled_tokens": total("train/sampled_tokens"),
             "processed_tokens": total("rollout/processed_tokens"),
-            "seconds": sum(total(f"time/{phase}") for phase in _TRAINING),
+            "seconds": played + sum(total(f"time/{phase}") for phase in _JUDGED_AND_LEARNED),
         },
         "curves": {name: [line["metrics"].get(name) for line in rounds] for name in CURVES},
         "cues": [line.get("cues", []) for line in rounds],
@@ -79,10 +85,10 @@ def read_run(workdir: Path, **which: Any) -> Record:
 
 
 def differences(a: Record, b: Record) -> list[str]:
-    """The fields in which two records of a run differ, seconds aside."""
+    """The fields in which two records of a run differ, fresh or kept, seconds aside."""
 
     def flat(record: Mapping[str, Any]) -> dict[str, Any]:
-        return {**record, "cost": {k: v for k, v in record["cost"].items() if k != "seconds"}}
+        return _rounded({**record, "cost": {k: v for k, v in record["cost"].items() if k != "seconds"}})
 
     one, other = flat(a), flat(b)
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
@@ -100,9 +106,9 @@ def load(path: Path) -> list[Record]:
 
 
 def _rounded(value: Any) -> Any:
-    """Six digits are enough for shares, and keep the file small."""
+    """Six digits are enough for shares, and keep the file small; counts stay whole."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return value if value.is_integer() else float(f"{value:.6g}")
     if isinstance(value, dict):
         return {k: _rounded(v) for k, v in value.items()}
     return [_rounded(v) for v in value] if isinstance(value, list) else value
