@@ -87,7 +87,7 @@ def run_cued_evaluation(run: Run, split: str) -> Evaluation:
     """The same with the cues of config.eval.cued: how much the policy leans on them."""
     with run.timer.phase("evaluation"):
         shown = Interface(run.config.eval.cued, interface_settings(run.config))
-        seen = run.evaluating(split, "seal")
+        seen = run.evaluating(split, "seal", cued=True)
         return cued_evaluation(run.acting_params(), run.collector, run.eval_tasks[split], split, shown, seen)
 
 

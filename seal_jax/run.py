@@ -274,9 +274,9 @@ class Run:
         self.recorder.trajectories(self.round, rows, decode=self.tokenizer.decode)
         self.progress.round(self.round, values, seen)
 
-    def evaluating(self, split: str, protocol: Protocol) -> Callable[[int, int], None]:
+    def evaluating(self, split: str, protocol: Protocol, cued: bool = False) -> Callable[[int, int], None]:
         """Shows how far an evaluation is."""
-        return functools.partial(self.progress.evaluating, result_name(split, protocol))
+        return functools.partial(self.progress.evaluating, result_name(split, protocol, cued))
 
     def validated(self, result: Evaluation) -> None:
         self._score = result.success

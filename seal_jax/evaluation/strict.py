@@ -37,7 +37,7 @@ class Evaluation:
     def name(self) -> str:
         """Of split and protocol in metrics and files: "test" in the paper's protocol, "test_official" in the other, and
         "test_cued" where cues were shown."""
-        return result_name(self.split, self.protocol) + (CUED if self.cued else "")
+        return result_name(self.split, self.protocol, self.cued)
 
     @property
     def success(self) -> float:
@@ -83,8 +83,8 @@ class Evaluation:
         return {f"eval/{self.name}/{key}": value for key, value in out.items()}
 
 
-def result_name(split: str, protocol: Protocol) -> str:
-    return split if protocol == "seal" else f"{split}_{protocol}"
+def result_name(split: str, protocol: Protocol, cued: bool = False) -> str:
+    return (split if protocol == "seal" else f"{split}_{protocol}") + (CUED if cued else "")
 
 
 def evaluate(

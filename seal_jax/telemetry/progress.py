@@ -236,7 +236,10 @@ def closing_table(
       protocols: how the episodes of each split were played; "seal" where it says nothing.
       shares: share of each phase in the wall time (`PhaseTimer.shares`).
     """
-    table = Table(title="Strict success, bare interface", title_justify="left", title_style="bold", header_style="dim")
+    title = "Strict success, bare interface"
+    if any(split.endswith(CUED) for split in comparisons):
+        title += f"; of ...{CUED}, no score: cues shown"
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim")
     table.add_column("split")
     table.add_column("protocol")
     table.add_column("category")
