@@ -53,6 +53,7 @@ ARMS = {
             "interface.pinned": ("argument_mismatch",),
             "interface.closed_loop": False,
             "loss.reweight": "release",
+            "eval.cued": ("argument_mismatch",),  # its own cue
         },
     ),
     "half": Arm("exposure", "cues on half of each group", _HALF),
@@ -86,7 +87,11 @@ ARMS = {
         {**_BARE, "loss.reweight": "paper", "loss.shuffle_labels": True},
     ),
     "progress": Arm("reward", "vanilla, rewarded with the share of turns passed", {**_BARE, "reward": "progress"}),
-    "schema_only": Arm("components", "half, with φ_schema alone", {**_HALF, "interface.components": ("schema",)}),
+    "schema_only": Arm(
+        "components",
+        "half, with φ_schema alone",
+        {**_HALF, "interface.components": ("schema",), "eval.cued": ("argument_mismatch",)},
+    ),
     "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}),
     "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}),
 }

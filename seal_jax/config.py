@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.envs.toolbox.teacher import Habits
+from seal_jax.interface.settings import COMPONENTS_OF
 from seal_jax.types import FAILURE_LABELS, PROTOCOLS
 
 REWEIGHTS = ("none", "paper", "release", "turn")
@@ -34,7 +35,7 @@ def default_config() -> ConfigDict:
     c.rollouts = 8  # G, trajectories per prompt (paper: 8)
     c.temperature = 1.0  # of sampling in training; evaluation is greedy
     c.reward = "success"  # of training: "success" (the verifier's 0/1), or "progress" (share of turns passed)
-    c.stop_failed_turns = False  # end a training episode at its first failed turn (its reward is 0 already)
+    c.stop_failed_turns = False  # end a training episode at its first failed turn; later ones count as not passed
     # Play two half-batches in turns, so that the worlds of one answer while an accelerator decodes the other. Halves
     # need group buckets of their own. On a CPU, where both want the same cores, nothing is gained.
     c.overlap_environment = False
@@ -104,9 +105,7 @@ def default_config() -> ConfigDict:
     c.loss.aggregation = "token-mean"
     c.loss.sign_aware = False  # a failure label scales only negative advantages, a success label only positive ones
     c.loss.normalize_weights = False  # rescale the weights so that they leave the sum of |advantages| as it is
-    c.loss.shuffle_labels = (
-        False  # weigh each trajectory by the labels of another: weights that know nothing (ablation)
-    )
+    c.loss.shuffle_labels = False  # deal the labels out at random: weights that know nothing (ablation)
     c.loss.utility = ConfigDict()  # rho per label, where it differs from the default table
 
     c.optimizer = ConfigDict()
@@ -177,6 +176,10 @@ def validate(config: ConfigDict) -> None:
         )
     if not (config.rounds or any(config.eval[split] for split in ("val", *REPORTED))):
         raise ValueError("config.rounds=0 and no split is evaluated: nothing to do; set config.rounds or eval.test=-1")
+    if not (config.rounds or config.eval.before):
+        raise ValueError(
+            "config.rounds=0 and config.eval.before=False: nothing to do; set config.rounds or config.eval.before=True"
+        )
     if config.rollouts < 2:
         raise ValueError(
             f"config.rollouts={config.rollouts}: a group advantage needs at least 2 rollouts; set config.rollouts=8"
@@ -193,9 +196,7 @@ def validate(config: ConfigDict) -> None:
     one_of(config, "loss.aggregation", AGGREGATIONS)
     one_of(config, "interface.placement", ("note", "inline"))
     check_protocols(config)
-    for label in config.eval.cued:
-        if label not in FAILURE_LABELS:
-            raise ValueError(f"config.eval.cued holds {label!r}, no failure label; use some of {FAILURE_LABELS}")
+    check_cued(config)
     if config.policy.source != "tiny" and not config.policy.path:
         raise ValueError(
             f"config.policy.path is empty but config.policy.source={config.policy.source!r}; "
@@ -216,6 +217,12 @@ def validate(config: ConfigDict) -> None:
             f"{cued / config.rollouts}; set it to {cued / config.rollouts} or nearer to 0.5, or raise config.rollouts"
         )
     at_least(config, "interface.anneal_rounds", 0)
+    if config.interface.anneal_rounds and config.interface.placement == "inline":
+        raise ValueError(
+            "config.interface.placement='inline' puts cues into the prompt that a whole group shares, so no share of "
+            f"its rows can lose them over config.interface.anneal_rounds={config.interface.anneal_rounds}; set "
+            "anneal_rounds=0 or placement='note'"
+        )
     if config.loss.shuffle_labels and config.loss.reweight != "paper":
         raise ValueError(
             f"config.loss.shuffle_labels=True is for the weights of whole trajectories, but config.loss.reweight="
@@ -273,6 +280,17 @@ def validate(config: ConfigDict) -> None:
         raise ValueError(
             f"config.warm_start.enabled needs demonstrations, and config.suite={config.suite!r} has no teacher; "
             "set config.warm_start.enabled=False"
+        )
+
+
+def check_cued(config: ConfigDict) -> None:
+    cued, components = tuple(config.eval.cued), tuple(config.interface.components)
+    if len(set(cued)) < len(cued) or not set(cued) <= set(FAILURE_LABELS):
+        raise ValueError(f"config.eval.cued={cued} must name some of the failure labels {FAILURE_LABELS}, each once")
+    if cued and not any(component in COMPONENTS_OF[label] for label in cued for component in components):
+        raise ValueError(
+            f"config.eval.cued={cued} would show nothing with config.interface.components={components}; name other "
+            "labels, or set config.eval.cued=()"
         )
 
 
