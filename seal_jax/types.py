@@ -258,8 +258,8 @@ class Verdict:
 
     @property
     def progress(self) -> float:
-        """Share of the turns that were passed, of those that are checked; a turn that was not reached was not passed.
-        1.0 iff the reward is."""
+        """Share of the turns that were passed, of those that are checked; a turn that was not reached was not passed
+        (nor was one that asks for no call, although BFCL would not have checked it). 1.0 iff the reward is."""
         if self.reward == 1.0:
             return 1.0
         checked = [turn.passed is True for turn in self.turns if turn.passed is not None or not turn.reached]

@@ -35,7 +35,7 @@ class Batch:
     sample_logp_bgs: Any  # float32; recorded at sampling, NaN where the context has been changed since (stripped rows)
     old_logp_bgs: Any  # float32; recomputed by the trainer before a round's first step; NaN: that of the current policy
     ref_logp_bgs: Any  # float32; frozen reference policy
-    reward_bg: Any  # float32; the verifier's 0/1
+    reward_bg: Any  # float32; 0..1, the verifier's 0/1 unless config.reward says otherwise
     labels_bgt: Any  # int32; -1 = no such turn, or excluded
     row_mask_bg: Any  # bool; the row carries a gradient
     reward_mask_bg: Any  # bool; the row's reward counts in its group's mean and deviation
