@@ -30,7 +30,7 @@ from seal_jax.envs.toolbox import (
 )
 from seal_jax.envs.toolbox.domain import instance_class, tool_doc, undress
 from seal_jax.envs.toolbox.generator import KINDS, LOOKUPS, make_scenario, make_task, open_instance
-from seal_jax.envs.toolbox.skins import OOD_SKINS, TRAIN_SKINS, random_skin
+from seal_jax.envs.toolbox.skins import ALL_KINDS, OOD_SKINS, TRAIN_SKINS, random_skin
 from seal_jax.envs.toolbox.words import VERBS, all_words
 from seal_jax.envs.verifier import Verifier
 from seal_jax.types import CATEGORIES, Call
@@ -108,6 +108,64 @@ def test_world_and_tasks_need_no_jax_or_numpy() -> None:
     code = "import sys, seal_jax.envs.toolbox; print(sorted({'jax', 'numpy'} & set(sys.modules)))"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.strip() == "[]"
+
+
+# --- kinds and troubles ----------------------------------------------------------------------------------------------
+def test_the_defaults_are_all_kinds_and_the_usual_share() -> None:
+    sizes = {"train": 8, "val": 2, "test": 4, "ood": 3}
+    default = everything(ToolboxSuite(**sizes))
+    assert everything(ToolboxSuite(**sizes, kinds=ALL_KINDS[::-1], troubled=0.38)) == default
+    # The same bytes as before there was a choice.
+    digest = hashlib.sha256(default.encode()).hexdigest()
+    assert digest == "e45f581426392fb64af3bde8f1413b9105e1e4225080f844cc30717104d089c8"
+    assert ALL_KINDS == tuple(KINDS)
+
+
+def test_only_the_chosen_kinds_are_met() -> None:
+    chosen = ToolboxSuite(train=8, val=4, test=8, ood=4, kinds=["desk", "ledger", "desk"])
+    assert chosen.kinds == ("ledger", "desk")
+    for split in SPLITS:
+        assert {b.scenario.skin.kind for b in chosen.built(split)} == {"ledger", "desk"}
+        skins = {b.scenario.skin for b in chosen.built(split)}
+        assert skins <= set(OOD_SKINS if split == "ood" else TRAIN_SKINS)
+    no_ood = ToolboxSuite(train=2, val=0, test=0, ood=0, kinds=("devices", "booking"))
+    assert {b.scenario.skin.kind for b in no_ood.built("train")} == {"devices", "booking"}
+    for share in (0.0, 1.0):  # random skins only, and the training domains only
+        demos = demonstrations(2, 60, fixed_share=share, kinds=chosen.kinds)
+        assert {d.suite.built("demo")[0].scenario.skin.kind for d in demos} == {"ledger", "desk"}
+
+
+@pytest.mark.parametrize("troubled", [0.0, 0.05, 0.3, 0.6, 1.0])
+def test_the_share_of_troubled_tasks_is_what_was_asked_for(troubled: float) -> None:
+    suite = ToolboxSuite(seed=1, train=40, val=0, test=20, ood=0, troubled=troubled)
+    for split, n in {"train": 40, "test": 20}.items():
+        refused = sum(b.scenario.refusals > 0 for b in suite.built(split)) / len(CATEGORIES)
+        assert abs(refused - troubled * n) <= 2.2, split
+        if troubled in (0.0, 1.0):
+            assert refused == troubled * n
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"kinds": ("desk", "garden")}, r"suite_options.kinds=\('desk', 'garden'\): give a list of some of"),
+        ({"kinds": "desk"}, "suite_options.kinds='desk': give a list"),
+        ({"kinds": 3}, "suite_options.kinds=3: give a list"),
+        (
+            {"kinds": ("devices", "booking")},
+            r"leave split 'ood' without a domain; add one of \['desk', 'l",
+        ),
+        ({"troubled": 1.1}, "suite_options.troubled=1.1: the share of scenarios must be between 0 and 1"),
+        ({"troubled": -0.1}, "suite_options.troubled=-0.1: the share"),
+        ({"troubled": float("nan")}, "suite_options.troubled=nan: the share"),
+        ({"troubled": "0.5"}, "suite_options.troubled='0.5': the share"),
+        ({"troubled": True}, "suite_options.troubled=True: the share"),
+    ],
+)
+def test_kinds_and_shares_that_cannot_be_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        ToolboxSuite(train=1, val=0, test=0, ood=1, **options)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
 
 
 # --- words and skins -------------------------------------------------------------------------------------------------
