@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from seal_jax.envs.execution import InstanceWorld
+from seal_jax.envs.toolbox import ToolboxSuite
 from seal_jax.envs.verifier import Verifier, executed_calls, failure_reason
 from seal_jax.types import Call, CallResult, ParseError, Step, Task, Trajectory, UserTurn
 
@@ -130,6 +131,40 @@ def test_abstain_turns(checks, passed, reward):
         ("count", True, True),
     ]
     assert early.reward == 0.0
+
+
+def test_progress_is_the_share_of_checked_turns_passed():
+    three = ToySuite((add("a"),), (add("b"),), (add("c"),))
+    right = [(add(x),) for x in "abc"]
+    assert judge(three, *([x] for x in right)).progress == 1.0
+    assert judge(three, [right[0]], [(LOOK,)], [right[2]]).progress == 1 / 3  # the world stays without "b"
+    assert judge(three, [right[0]], [right[1]]).progress == 2 / 3  # the last was not reached
+    assert judge(three, [right[0]], [(LOOK,)], stopped_early=True).progress == 1 / 3
+    assert judge(three, *([x] for x in right), [right[0]]).progress == 0.0  # all passed, and not the end of it
+    assert judge(three).progress == 0.0
+
+
+@pytest.mark.parametrize("checks, strayed, quiet", [(True, 1 / 3, 2 / 3), (False, 0.5, 0.5)])
+def test_progress_leaves_out_what_is_not_checked(checks, strayed, quiet):
+    suite = ToySuite((), (add("a"),), (add("b"),), checks_abstention=checks)
+    assert judge(suite, [(LOOK,)], [(add("a"),)], [(LOOK,)]).progress == strayed
+    assert judge(suite, [], [(add("a"),)], [(LOOK,)]).progress == quiet
+    whole = judge(suite, [], [(add("a"),)], [(add("b"),)])
+    assert whole.progress == whole.reward == 1.0
+    alone = judge(ToySuite((), checks_abstention=checks), [(LOOK,)])
+    assert alone.progress == alone.reward == (0.0 if checks else 1.0)
+
+
+def test_progress_agrees_with_the_reward_on_the_toolbox():
+    suite, seen = ToolboxSuite(train=6, val=0, test=0, ood=0, troubled=0.6), set()
+    for task in suite.tasks("train"):
+        calls = [[[call] for call in program] for program in suite.reference(task)]
+        for turns in (calls, calls[:-1], [*calls[:-1], []], [[] for _ in calls]):
+            verdict = Verifier(suite).verify(task, turns)
+            assert (verdict.progress == 1.0) == (verdict.reward == 1.0)
+            assert verdict.progress == sum(turn.passed is True for turn in verdict.turns) / len(calls)
+            seen.add(verdict.progress)
+    assert {0.0, 0.5, 1.0} <= seen
 
 
 @pytest.mark.parametrize(
