@@ -14,7 +14,9 @@ from seal_jax.diagnose import main
 from seal_jax.envs.base import make_suite
 from seal_jax.envs.bfcl import package
 from seal_jax.envs.toolbox import ToolboxSuite
-from seal_jax.evaluation.strict import evaluate
+from seal_jax.evaluation.strict import cued_evaluation, evaluate
+from seal_jax.interface import Interface, InterfaceSettings
+from seal_jax.learner.batch import has_cues
 from seal_jax.rollout.collector import Collector
 from seal_jax.rollout.engine import Sampled
 from seal_jax.rollout.episode import Limits
@@ -61,6 +63,27 @@ def test_a_reported_split_plays_only_what_the_one_before_it_did_not():
     # All known already: nothing is played, in whatever order they are asked for.
     again = evaluate(None, playing, test[::-1], "part", known=union)
     assert playing.engine.prompts - before == len(val) and again.rewards == known.rewards
+
+
+def test_a_cued_evaluation_shows_cues_and_leaves_the_strict_one_alone():
+    suite = ToolboxSuite(train=0, val=0, test=6, ood=0)
+    tasks, playing = suite.tasks("test"), collector(suite, get_format("tiny"))
+    strict = evaluate(None, playing, tasks, "test")
+    cued = cued_evaluation(None, playing, tasks, "test", Interface(("spurious_tool_call",)))
+    assert evaluate(None, playing, tasks, "test") == strict
+    assert (strict.name, cued.name, cued.cued) == ("test", "test_cued", True)
+    assert all(row.cued and has_cues(row) for row in cued.trajectories)
+    assert not any(row.cued or has_cues(row) for row in strict.trajectories)
+    assert [t.task_id for t in cued.trajectories] == [t.id for t in tasks]
+    assert cued.metrics().keys() == {name.replace("/test/", "/test_cued/") for name in strict.metrics()}
+    # A cue without an occasion (no call was refused) is not shown; one in the docs stands in the prompt.
+    errs = cued_evaluation(None, playing, tasks, "test", Interface(("recovery_failure",)))
+    assert all(row.cued and not has_cues(row) for row in errs.trajectories)
+    inline = Interface(("argument_mismatch",), InterfaceSettings(placement="inline", schema_parts=("required",)))
+    docs = cued_evaluation(None, playing, tasks, "test", inline)
+    decode = ByteTokenizer(get_format("tiny").special_tokens).decode
+    assert all("[required]" in decode(row.prompt_ids) for row in docs.trajectories)
+    assert not any("[required]" in decode(row.prompt_ids) for row in strict.trajectories)
 
 
 def test_what_is_reported_is_written_as_the_package_reads_it(tmp_path, capsys):

@@ -85,6 +85,26 @@ def test_one_validation_is_one_tick_on_its_round():
     assert list(val.get_xticks()) == [3] and len(train.get_xticks()) > 1
 
 
+def test_an_evaluation_with_cues_is_not_called_bare():
+    lines = [{"round": 3, "metrics": {f"eval/{s}/success": 0.5}} for s in ("test", "test_cued", "ood_official")]
+    titles = {ax.get_title(loc="left") for ax in figures.success(lines).axes}
+    assert {"test (bare interface)", "test (cues shown)"} <= titles
+    assert "out of distribution (bare interface, official protocol)" in titles
+    out = io.StringIO()
+    progress = Progress(3, mode="plain", console=Console(file=out, width=100))
+    for split in ("test", "test_cued"):
+        progress.evaluation(split, {f"eval/{split}/success": 0.5}, round=3)
+    assert out.getvalue().splitlines() == [
+        "round 3: evaluation on test, bare interface, seal protocol: all 50%",
+        "round 3: evaluation on test_cued, cues shown, seal protocol: all 50%",
+    ]
+    same = compare({"t": ("base", 0.0)}, {"t": ("base", 0.0)})
+    for splits, told in ((("test",), False), (("test", "test_cued"), True)):
+        shown = Console(file=io.StringIO(), width=110)
+        shown.print(closing_table(dict.fromkeys(splits, same)))
+        assert ("of ..._cued, no score: cues shown" in shown.file.getvalue()) == told
+
+
 def test_no_record_is_a_clear_error(tmp_path, capsys):
     assert figures.main([str(tmp_path)]) == 1
     assert "metrics.jsonl is missing or empty" in capsys.readouterr().err
