@@ -1,5 +1,6 @@
 """Recipes and bad input: every recipe resolves, and a value that cannot work is one line before anything compiles."""
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from seal_jax.assembly import (
     build_suite,
     check_prompts,
     check_settings,
+    interface_settings,
     learner_settings,
     split_tasks,
 )
@@ -24,7 +26,9 @@ from seal_jax.chat.formats import get_format
 from seal_jax.checkpoints import drop_workdir
 from seal_jax.config import default_config, validate
 from seal_jax.envs.base import make_suite
+from seal_jax.interface import Interface, InterfaceSettings
 from seal_jax.run import Run
+from seal_jax.types import Call, CallResult
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,10 +74,15 @@ def check_refused(changes, message):
         ("policy.compute_dtype", "float16", "config.policy.compute_dtype='float16' is not known"),
         ("policy.lora_rank", -1, "config.policy.lora_rank=-1: must be at least 0"),
         ("policy.lora_alpha", 0.0, "config.policy.lora_alpha=0.0 must be above 0"),
-        ("loss.reweight", "papr", "config.loss.reweight='papr' is not known"),
         ("interface.exposure", 1.5, "config.interface.exposure=1.5 is a share"),
         ("interface.profile_rate", -1.0, "config.interface.profile_rate=-1.0 is the new round's share"),
         ("interface.profile_rate", 5.0, "config.interface.profile_rate=5.0 is the new round's share"),
+        ("reward", "progres", "config.reward='progres' is not known; choose one of"),
+        ("interface.anneal_rounds", -1, "config.interface.anneal_rounds=-1: must be at least 0"),
+        ("loss.reweight", "papr", "config.loss.reweight='papr' is not known"),
+        ("eval.cued", ("missing_call",), r"config.eval.cued=\('missing_call',\) must name some of the failure labels"),
+        ("eval.cued", ("pass",), r"config.eval.cued=\('pass',\) must name some of the failure labels"),
+        ("eval.cued", ("state_mismatch",) * 2, "config.eval.cued=.* each once"),
         ("interface.exposure", 0.01, "config.interface.exposure=0.01 of 8 rollouts is 0 cued rows"),
         ("interface.exposure", 0.99, "config.interface.exposure=0.99 of 8 rollouts is 8 cued rows"),
         ("interface.placement", "inline", "cannot be met; set exposure=1.0 or placement='note'"),
@@ -105,11 +114,53 @@ def test_values_that_cannot_work(key, value, message):
             {"warm_start.enabled": True, "policy.source": "gguf", "policy.path": "x"},
             "config.warm_start.enabled=True trains random weights or a folder's, but config.policy.source='gguf'",
         ),
+        *(
+            (
+                {"loss.shuffle_labels": True, "loss.reweight": reweight},
+                f"config.loss.shuffle_labels=True is for .* config.loss.reweight='{reweight}'; set config",
+            )
+            for reweight in ("none", "release", "turn")
+        ),
+        (
+            {"interface.anneal_rounds": 4, "interface.exposure": 1.0, "interface.placement": "inline"},
+            "config.interface.placement='inline' puts cues .* config.interface.anneal_rounds=4; set anneal_rounds=0",
+        ),
+        (
+            {"eval.cued": ("recovery_failure",), "interface.components": ("schema", "cap")},
+            r"config.eval.cued=\('recovery_failure',\) would show nothing with config.interface.components=\('sch",
+        ),
+        ({"rounds": 0, "eval.test": 4, "eval.before": False}, "config.rounds=0 and config.eval.before=False: nothing"),
         ({"warm_start.enabled": True, "warm_start.demos": 0}, "config.warm_start.demos=0: must be at least 1"),
     ],
 )
 def test_settings_that_do_not_fit_together(changes, message):
     check_refused(changes, message)
+
+
+def test_every_part_of_a_schema_cue_can_be_chosen():
+    parameters = {"type": "object", "properties": {"to": {"type": "string"}}, "required": ["to"]}
+    doc = {"name": "send", "description": "send it", "parameters": parameters}
+    config = default_config()
+    assert interface_settings(config) == InterfaceSettings()
+    config.interface.placement, config.interface.schema_parts = "inline", ("required",)
+    config.interface.exposure = 1.0
+    validate(config)
+    shown = json.dumps(Interface(("argument_mismatch",), interface_settings(config)).inline([doc]))
+    assert "[required]" in shown
+    config.interface.schema_parts = ("type",)
+    assert "[required]" not in json.dumps(Interface(("argument_mismatch",), interface_settings(config)).inline([doc]))
+    config.interface.schema_parts = ("requird",)
+    with pytest.raises(ValueError, match="interface.schema_parts holds 'requird'"):
+        check_settings(config)
+
+
+def test_every_arm_of_the_toolbox_shows_something_in_its_cued_evaluation():
+    for arm in toolbox.ARMS:
+        config = toolbox.get_config(arm)
+        task = make_suite("toolbox", train=1, val=0, test=0, ood=0).tasks("train")[0]
+        shown = Interface(config.eval.cued, interface_settings(config))
+        refused = CallResult(Call(task.tools[0]["name"]), "", "tool_error")
+        assert shown.note(task.tools) or shown.feedback(refused, task.tools) or shown.inline(task.tools) != task.tools
 
 
 @pytest.mark.parametrize(
