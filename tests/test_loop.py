@@ -2,18 +2,22 @@
 
 import json
 import shutil
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
 import pytest
 
 from configs import quickstart
+from experiments.study.records import read_run
 from seal_jax import loop
 from seal_jax.checkpoints import Checkpoints, hold_workdir
 from seal_jax.config import validate
+from seal_jax.diagnosis import Profile
+from seal_jax.interface import BARE
 from seal_jax.run import Run, round_metrics
 from seal_jax.telemetry.recorder import read_jsonl, read_trajectories
-from seal_jax.types import Diagnosis, Step, Trajectory, Verdict
+from seal_jax.types import Diagnosis, Step, Trajectory, TurnEvidence, Verdict
 
 CLOCKED = ("time_share/", "sampled_per_s", "processed_per_s")
 #: The noise of the clock, and what a second process counts anew.
@@ -63,6 +67,7 @@ def toy(**changes):
             "eval.val": 2,
             "eval.test": 2,
             "eval.ood": 2,
+            "eval.cued": ("recovery_failure", "spurious_tool_call"),
             "checkpoint.every": 1,
         }
         | changes
@@ -78,6 +83,36 @@ def test_reasoning_that_a_template_would_have_dropped_is_counted():
         for i, turns in enumerate([((thought,), (thought,)), ((Step("hello"),), (thought,))])
     ]
     assert round_metrics(rows)["train/reasoning_kept"] == 0.5
+
+
+def test_progress_trains_and_counts_nowhere_else(monkeypatch):
+    """The round's batch holds the shares of turns passed; what is recorded is the verifier's 0/1."""
+    half = Verdict(0.0, "empty_turn", tuple(TurnEvidence(i, True, False, i == 0) for i in range(2)))
+    row = Trajectory("t", "base", 0, 1, False, (1,), (), ((Step("hi"),), (Step("hi"),)), "completed")
+    given, recorded = {}, []
+    monkeypatch.setattr(loop, "make_batch", lambda groups, rewards, labels, **_: given.update(rewards=rewards))
+    for reward, wanted in (("progress", 0.5), ("success", 0.0)):
+        config = toy(reward=reward)
+        run = MagicMock(config=config, round=0, batches=iter([["task"]]), interface=BARE)
+        run.profiled.return_value = Profile()
+        run.collector.collect.return_value, run.collector.verify.return_value = [[row, row]], half
+        run.exchanged = lambda *played: played
+        run.record = lambda interface, groups, verdicts, diagnoses, learned: recorded.append(verdicts)
+        loop.seal_round(run)
+        assert given["rewards"] == [[wanted, wanted]]
+        assert run.collector.collect.call_args.kwargs["exposure"] == run.exposure.return_value
+        run.exposure.assert_called_once_with(1)
+        metrics = round_metrics([(x, v, Diagnosis(())) for x, v in zip([row, row], recorded[-1][0], strict=True)])
+        assert metrics["train/success"] == 0.0
+
+
+@pytest.mark.parametrize("before, round, wanted", [(True, 0, ["before", "after"]), (False, 0, ["after"])])
+def test_the_first_report_can_be_left_out(monkeypatch, before, round, wanted):
+    told, run = [], MagicMock(config=toy(**{"eval.before": before, "eval.every": 0}), round=round)
+    monkeypatch.setattr(loop, "report", lambda run, when: told.append(when))
+    monkeypatch.setattr(loop, "seal_round", lambda run: setattr(run, "round", run.round + 1))
+    loop.train(run)
+    assert told == wanted and run.round == 2
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +146,13 @@ def test_a_run_leaves_its_record(straight):
     assert [x["round"] for x in lines if x["kind"] == "eval"] == [1, 2]  # val
     best = Checkpoints(workdir / "checkpoints").best
     assert best.round == 1  # a tie keeps the older round: what is reported is not the last one
-    assert [x["round"] for x in lines if x["kind"] == "report"] == [0, 0, 1, 1]  # test and ood, before and after
+    assert [x["round"] for x in lines if x["kind"] == "report"] == [0, 0, 0, 1, 1, 1]  # test, ood, test_cued
     assert (summary["reported_round"], summary["validation"]) == (best.round, best.score)
     last = [x for x in lines if x["kind"] == "train"][-1]["metrics"]
     for name in ("train/success", "profile/pass", "loss/policy", "loss/kl", "time/extend", "rollout/steps"):
         assert name in last
     assert last["sampler_gap/max"] < 1e-3  # sampler and trainer agree on the log-probs of the same weights
-    assert set(summary["evaluations"]) == {"test", "ood"} and summary["round"] == 2
+    assert set(summary["evaluations"]) == {"test", "ood", "test_cued"} and summary["round"] == 2
     assert json.loads((workdir / "summary.json").read_text())["round"] == 2
     assert (workdir / "figures" / "success.png").exists() and list((workdir / "tb").glob("events*"))
     rows = read_trajectories(workdir / "trajectories" / "00002.train.jsonl.gz")
@@ -146,6 +181,8 @@ def test_half_of_each_group_saw_the_pinned_cues(straight):
     for split in ("test", "ood", "val"):
         for path in (straight[0] / "trajectories").glob(f"*.{split}.jsonl.gz"):
             assert not any(s["source"] == "cue" for r in read_trajectories(path) for s in r["segments"])
+    cued = [read_trajectories(straight[0] / "trajectories" / f"0000{r}.report.test_cued.jsonl.gz") for r in (0, 1)]
+    assert all(r["cued"] and any(s["source"] == "cue" for s in r["segments"]) for rows in cued for r in rows)
 
 
 def test_resumed_is_uninterrupted(straight, tmp_path):
@@ -188,7 +225,7 @@ def test_a_report_on_other_tasks_than_before_ends_with_a_note(straight, tmp_path
     assert "test: " in shown and "these tasks were not evaluated before training" in shown
     assert (
         set(summary["evaluations"])
-        == {"test", "ood"}
+        == {"test", "ood", "test_cued"}
         == set(json.loads((workdir / "summary.json").read_text())["before"])
     )
 
@@ -237,6 +274,42 @@ def test_training_changes_the_policy_only_where_it_should(straight):
     like = jax.eval_shape(lambda: start)
     assert like["embed_vd"].shape[1] == 16 == config.d_model
     assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(start))
+
+
+@pytest.mark.slow
+def test_a_run_from_a_folder_with_all_the_settings_of_the_study(straight, tmp_path, capsys):
+    """Warm-started from a folder, annealed, shuffled, rewarded with progress, no report before; and resumed."""
+    from seal_jax.policy.hf import load_hf
+
+    settings = {
+        "policy.source": "hf",
+        "policy.path": str(straight[0] / "start"),
+        "interface.exposure": 1.0,
+        "interface.anneal_rounds": 1,
+        "loss.shuffle_labels": True,
+        "reward": "progress",
+        "eval.before": False,
+    }
+    train(toy(rounds=1, **settings), tmp_path)
+    kept = load_hf(tmp_path / "start")[1]
+    summary = train(toy(**settings), tmp_path)
+    assert "these tasks were not evaluated before training" in capsys.readouterr().out
+    assert summary["before"] == {} and set(summary["evaluations"]) == {"test", "ood", "test_cued"}
+    lines = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert all(x["round"] > 0 for x in lines)
+    for r, cued in ((1, True), (2, False)):
+        rows = read_trajectories(tmp_path / "trajectories" / f"0000{r}.train.jsonl.gz")
+        assert {row["cued"] for row in rows} == {cued}
+        assert all(row["reward"] in (0.0, 1.0) for row in rows)
+    jax.tree.map(np.testing.assert_array_equal, load_hf(tmp_path / "start")[1], kept)
+    base = load_hf(straight[0] / "start")[1]
+    assert not np.array_equal(kept["embed_vd"], base["embed_vd"])
+    assert (tmp_path / "start" / "tokenizer.json").read_bytes() == (
+        straight[0] / "start" / "tokenizer.json"
+    ).read_bytes()
+    record = read_run(tmp_path, arm="all")
+    assert (record["arm"], record["rounds"], set(record["success"])) == ("all", 2, {"test", "ood", "test_cued"})
+    assert record["cost"]["episodes"] == 2 * 2 * 2 and record["cost"]["seconds"] > 0
 
 
 @pytest.mark.slow
