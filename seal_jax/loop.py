@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from seal_jax.assembly import interface_settings
 from seal_jax.config import REPORTED
 from seal_jax.diagnosis import diagnose
 from seal_jax.evaluation.strict import Evaluation, cued_evaluation, evaluate
-from seal_jax.interface import Interface, evolve
+from seal_jax.interface import evolve
 from seal_jax.learner.batch import Strip, make_batch
 from seal_jax.run import Run
 from seal_jax.types import Protocol
@@ -86,9 +85,9 @@ def run_evaluation(run: Run, split: str, protocol: Protocol, known: Evaluation |
 def run_cued_evaluation(run: Run, split: str) -> Evaluation:
     """The same with the cues of config.eval.cued: how much the policy leans on them."""
     with run.timer.phase("evaluation"):
-        shown = Interface(run.config.eval.cued, interface_settings(run.config))
+        tasks, shown = run.eval_tasks[split], run.shown_in_cued_evaluation
         seen = run.evaluating(split, "seal", cued=True)
-        return cued_evaluation(run.acting_params(), run.collector, run.eval_tasks[split], split, shown, seen)
+        return cued_evaluation(run.acting_params(), run.collector, tasks, split, shown, seen)
 
 
 def report(run: Run, when: str) -> None:

@@ -207,6 +207,10 @@ class Run:
         c = self.config.interface
         return c.exposure * max(0.0, 1.0 - (t - 1) / c.anneal_rounds) if c.anneal_rounds else c.exposure
 
+    @property
+    def shown_in_cued_evaluation(self) -> Interface:
+        return Interface(self.config.eval.cued, assembly.interface_settings(self.config))
+
     def weighed_labels(
         self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
     ) -> Sequence[Sequence[Diagnosis]]:
