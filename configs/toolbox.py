@@ -101,7 +101,7 @@ _NEVER: dict[str, Any] = {
     "policy.source": "tiny",
     "policy.path": "",
     "warm_start.enabled": True,
-    "warm_start.demos": 6400,
+    "warm_start.demos": 12800,
     "warm_start.epochs": 2,
     "warm_start.habits.give_up": 1.0,
     "rounds": 0,
@@ -142,7 +142,6 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
     c.rounds = 12
     c.loss.reweight = "none"
-    c.warm_start.fixed_share = 0.5
     c.eval.before = False
     c.eval.every, c.eval.val = 4, 60
     c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
