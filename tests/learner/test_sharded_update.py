@@ -172,6 +172,8 @@ def assert_nothing_whole(learner: Learner, config: PolicyConfig) -> None:
             shape = tuple(itertools.dropwhile(lambda n: n == 1, shape))
             for n in (n for n in (2, 4, 8) if n > local):  # that many groups, flat or not
                 width = shape[1:] if shape[:1] == (n * tokens,) else shape[2:] if shape[:2] == (n, tokens) else ()
+                if width == (config.head_dim,):  # this device's places times heads, which may come to the same number
+                    continue
                 # of others' groups there are ids, and embeddings in this device's part of the width
                 assert math.prod(width) <= config.d_model // mesh.shape["fsdp"], shape
 
