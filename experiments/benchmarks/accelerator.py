@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.case import Case, policy_config
+from experiments.benchmarks.case import Case, made_tokens, policy_config
 from experiments.benchmarks.flops import update_flops
 from experiments.benchmarks.ours import one_group
 from seal_jax.learner.batch import Buckets
@@ -36,15 +36,6 @@ SHAPES = {
     "qwen25_3b": Case("qwen25_3b", 36, 2048, 16, 2, 128, 11008, 151936, prompt=5120, response=1536),
     "tiny": TINY,
 }
-
-
-def tokens(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {
-        "prompt_ids": rng.integers(1, case.vocab, case.prompt, dtype=np.int32),
-        "suffix_ids": rng.integers(1, case.vocab, (case.rollouts, case.response), dtype=np.int32),
-        "rewards": (np.arange(case.rollouts) % 2).astype(np.float32),
-    }
 
 
 def learner(case: Case, **options: Any) -> Learner:
@@ -71,7 +62,7 @@ def matmul_flops(size: int) -> float:
 
 
 def update(case: Case, peak: float, **options: Any) -> dict[str, float]:
-    made, batch = learner(case, **options), one_group(case, tokens(case))
+    made, batch = learner(case, **options), one_group(case, made_tokens(case))
     made.update(batch, round=0)  # compiles
 
     def step() -> Any:
@@ -85,7 +76,7 @@ def update(case: Case, peak: float, **options: Any) -> dict[str, float]:
 def rollout(case: Case, groups: int, **options: Any) -> dict[str, float]:
     """Sampled tokens a second of `groups` groups whose rows all sample `response` tokens (but for rare stop ids)."""
     config = policy_config(case, **options)
-    params, prompt = init_params(config, 0), tokens(case)["prompt_ids"].tolist()
+    params, prompt = init_params(config, 0), made_tokens(case)["prompt_ids"].tolist()
     engine = RolloutEngine(
         config, stop_ids=[case.vocab - 1], prompt_buckets=(case.prompt,), suffix_buckets=(case.response + 1,),
         chunk_buckets=(1,), group_buckets=(groups,), max_new_tokens=case.response,
@@ -108,7 +99,7 @@ def parity() -> dict[str, float]:
     scored, norms = [], []
     for device in (jax.devices()[0], jax.devices("cpu")[0]):
         with jax.default_device(device), jax.default_matmul_precision("highest"):
-            made, batch = learner(TINY), one_group(TINY, tokens(TINY))
+            made, batch = learner(TINY), one_group(TINY, made_tokens(TINY))
             scored.append(made.score(made.params, batch))
             norms.append(made.update(batch, round=0)["norm/gradient"])
     return {"log_prob": float(np.abs(scored[0] - scored[1]).max()), "gradient_norm": abs(norms[0] / norms[1] - 1)}

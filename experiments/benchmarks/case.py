@@ -77,6 +77,16 @@ def policy_config(case: Case, **options: Any) -> Any:
     )
 
 
+def made_tokens(case: Case, seed: int = 0) -> dict[str, np.ndarray]:
+    """Random tokens of a group, without id 0: peers that tell padding by its id would hide it."""
+    rng = np.random.default_rng(seed)
+    return {
+        "prompt_ids": rng.integers(1, case.vocab, case.prompt, dtype=np.int32),
+        "suffix_ids": rng.integers(1, case.vocab, (case.rollouts, case.response), dtype=np.int32),
+        "rewards": (np.arange(case.rollouts) % 2).astype(np.float32),
+    }
+
+
 def write_case(case: Case, folder: Path, seed: int = 0) -> None:
     from seal_jax.policy.hf import save_hf
     from seal_jax.policy.model import init_params
@@ -84,13 +94,7 @@ def write_case(case: Case, folder: Path, seed: int = 0) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config = policy_config(case)
     save_hf(folder / "model", config, init_params(config, seed))
-    rng = np.random.default_rng(seed)
-    np.savez(  # id 0 stays out: peers that tell padding by its id would hide it
-        folder / "tokens.npz",
-        prompt_ids=rng.integers(1, case.vocab, case.prompt, dtype=np.int32),
-        suffix_ids=rng.integers(1, case.vocab, (case.rollouts, case.response), dtype=np.int32),
-        rewards=(np.arange(case.rollouts) % 2).astype(np.float32),
-    )
+    np.savez(folder / "tokens.npz", **made_tokens(case, seed))
     (folder / "case.json").write_text(json.dumps(asdict(case), indent=1) + "\n")  # last: with it, the folder is whole
 
 

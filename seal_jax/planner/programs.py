@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from seal_jax.assembly import learner_settings
@@ -20,8 +20,8 @@ from seal_jax.policy import lora
 from seal_jax.policy.config import PolicyConfig, param_shapes
 from seal_jax.policy.local import local_mesh
 from seal_jax.policy.model import KV
-from seal_jax.policy.sharding import BATCH_AXES, batch_sharding, param_shardings, whole_letters
-from seal_jax.rollout.engine import RolloutEngine
+from seal_jax.policy.sharding import batch_sharding, param_shardings
+from seal_jax.rollout.engine import RolloutEngine, kv_sharding
 from seal_jax.types import LABELS
 
 #: User turns of a batch. Only a few small arrays depend on it.
@@ -159,8 +159,7 @@ class Abstract:
 
     def _kv(self, *lead: int, size: int) -> KV:
         keys, values = (*lead, self.policy.head_dim, size), (*lead, size, self.policy.head_dim)
-        heads = None if "k" in whole_letters(self.policy, self.playing) else "tensor"
-        sharding = NamedSharding(self.playing, PartitionSpec(None, BATCH_AXES, heads))
+        sharding = kv_sharding(self.policy, self.playing, stacked=True)
         made: Any = (jax.ShapeDtypeStruct(x, self.policy.compute_dtype, sharding=sharding) for x in (keys, values))
         return KV(*made)
 

@@ -65,6 +65,13 @@ class Sampled:
     truncated: bool
 
 
+def kv_sharding(config: PolicyConfig, mesh: Mesh, *, stacked: bool) -> NamedSharding:
+    """The layout of every cache: groups over the batch axes, key/value heads over tensor where they divide; `stacked`:
+    with all layers in a leading axis."""
+    axes = (BATCH_AXES, None if "k" in whole_letters(config, mesh) else "tensor")
+    return NamedSharding(mesh, PartitionSpec(*((None,) if stacked else ()), *axes))
+
+
 class RolloutEngine:
     """Compiled prefill, extend, decode and compaction for one model shape.
 
@@ -114,9 +121,7 @@ class RolloutEngine:
                 check_batch(size, mesh, "engine.group_buckets entry")
         # With a mesh every cache has one layout from its first moment on: else the first call of each function, on
         # fresh caches, would compile apart from all later ones, and donated buffers would not fit.
-        heads = None if mesh is None or "k" in whole_letters(config, mesh) else "tensor"
-        axes = (BATCH_AXES, heads) if self.unroll else (None, BATCH_AXES, heads)
-        kv = None if mesh is None else NamedSharding(mesh, PartitionSpec(*axes))
+        kv = None if mesh is None else kv_sharding(config, mesh, stacked=not self.unroll)
         batch = self.batch_sharding = None if mesh is None else NamedSharding(mesh, PartitionSpec(BATCH_AXES))
         self._prefill = jax.jit(on_mesh(mesh, self._prefill_fn), out_shardings=kv)
         self._new_rows = jax.jit(self._new_rows_fn, static_argnums=(1, 2), out_shardings=(kv, batch))
