@@ -16,15 +16,21 @@ from configs import quickstart
 
 
 class Arm(NamedTuple):
-    """What it changes, beside vanilla; `part` is where it stands in the study's table."""
+    """What it changes, beside vanilla; `part` is where it stands in the study's tables, `against` the arm that differs
+    from it by one part of the method."""
 
     part: str
     says: str
     settings: dict[str, Any]
+    against: str = "vanilla"
 
 
 _BARE = {"interface.exposure": 0.0}
+_STATIC = {**_BARE, "loss.reweight": "paper"}
+_FULL = {"interface.exposure": 1.0, "loss.reweight": "paper"}
 _HALF = {"interface.exposure": 0.5, "loss.reweight": "paper"}
+_STRIP = {**_HALF, "interface.strip_in_update": True}
+_FROZEN = {"interface.closed_loop": False}
 
 #: Shape of the larger policy: about 1.9M parameters beside 0.75M.
 LARGE = {"d_model": 192, "n_layers": 4, "n_heads": 6, "n_kv_heads": 6, "d_ff": 528}
@@ -32,19 +38,15 @@ LARGE = {"d_model": 192, "n_layers": 4, "n_heads": 6, "n_kv_heads": 6, "d_ff": 5
 #: Every arm of the study, named before any of them was run.
 ARMS = {
     "vanilla": Arm("paper", "no environment side, no reweighting", _BARE),
-    "no_environment": Arm("paper", "reweighting alone: static utilities", {**_BARE, "loss.reweight": "paper"}),
+    "no_environment": Arm("paper", "reweighting alone: static utilities", _STATIC),
     "no_reweighting": Arm("paper", "cues on every row, no reweighting", {"interface.exposure": 1.0}),
     "no_closed_loop": Arm(
-        "paper",
-        "as full, but the interface is frozen after the first profile",
-        {"interface.exposure": 1.0, "loss.reweight": "paper", "interface.closed_loop": False},
+        "paper", "as full, but the interface is frozen after the first profile", {**_FULL, **_FROZEN}, "no_environment"
     ),
-    "full": Arm(
-        "paper", "the paper's method: cues on every row", {"interface.exposure": 1.0, "loss.reweight": "paper"}
-    ),
+    "full": Arm("paper", "the paper's method: cues on every row", _FULL, "no_closed_loop"),
     "release": Arm(
         "paper",
-        'what the released code does: a static "[required]" in the docs, dynamic tag weights',
+        'what the released code does: a static "[required]" in the docs of every row, dynamic tag weights, no early end',
         {
             "interface.exposure": 1.0,
             "interface.placement": "inline",
@@ -53,47 +55,51 @@ ARMS = {
             "interface.pinned": ("argument_mismatch",),
             "interface.closed_loop": False,
             "loss.reweight": "release",
-            "eval.cued": ("argument_mismatch",),  # its own cue
+            "stop_failed_turns": False,  # it tags the turns after a failed one too
+            "buckets.prompt": (192, 256),  # the marks are long
         },
     ),
-    "half": Arm("exposure", "cues on half of each group", _HALF),
+    "half": Arm("exposure", "cues on half of each group", _HALF, "full"),
     "half_strip": Arm(
-        "exposure",
-        "half, and the cues are removed from cued successes before they are trained on",
-        {**_HALF, "interface.strip_in_update": True},
+        "exposure", "half, and the cues are removed from cued successes before they are trained on", _STRIP, "half"
     ),
     "half_strip_plain": Arm(
-        "exposure", "half_strip without reweighting", {"interface.exposure": 0.5, "interface.strip_in_update": True}
-    ),
-    "anneal": Arm(
         "exposure",
-        "cues on every row at first, on none after three quarters of the rounds",
-        {"interface.exposure": 1.0, "interface.anneal_rounds": 9, "loss.reweight": "paper"},
+        "half_strip without reweighting",
+        {"interface.exposure": 0.5, "interface.strip_in_update": True},
+        "half_strip",
     ),
+    "half_strip_frozen": Arm(
+        "exposure", "half_strip, frozen after the first profile", {**_STRIP, **_FROZEN}, "half_strip"
+    ),
+    "anneal": Arm("exposure", "as full, but fewer rows see cues each round, none in the last quarter", _FULL, "full"),
     "normalized": Arm(
         "weights",
         "static utilities, rescaled to leave the sum of |advantages| as it is",
-        {**_BARE, "loss.reweight": "paper", "loss.normalize_weights": True},
+        {**_STATIC, "loss.normalize_weights": True},
+        "no_environment",
     ),
     "sign_aware": Arm(
         "weights",
         "a failure label scales negative advantages only, a success label positive ones only",
-        {**_BARE, "loss.reweight": "paper", "loss.sign_aware": True},
+        {**_STATIC, "loss.sign_aware": True},
+        "no_environment",
     ),
-    "turn": Arm("weights", "static utilities on each turn's own tokens", {**_BARE, "loss.reweight": "turn"}),
+    "turn": Arm(
+        "weights", "static utilities on each turn's own tokens", {**_BARE, "loss.reweight": "turn"}, "no_environment"
+    ),
     "random": Arm(
         "weights",
-        "the same weights dealt out at random",
-        {**_BARE, "loss.reweight": "paper", "loss.shuffle_labels": True},
+        "the same weights dealt out at random among the rows that teach",
+        {**_STATIC, "loss.shuffle_labels": True},
+        "no_environment",
     ),
     "progress": Arm("reward", "vanilla, rewarded with the share of turns passed", {**_BARE, "reward": "progress"}),
     "schema_only": Arm(
-        "components",
-        "half, with φ_schema alone",
-        {**_HALF, "interface.components": ("schema",), "eval.cued": ("argument_mismatch",)},
+        "components", "half, with φ_schema alone", {**_HALF, "interface.components": ("schema",)}, "half"
     ),
-    "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}),
-    "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}),
+    "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}, "half"),
+    "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}, "half"),
 }
 
 # A clone of a teacher that gives up after every refusal unless a cue stands beside it.
@@ -142,10 +148,13 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
     c.rounds = 12
     c.loss.reweight = "none"
+    c.optimizer.learning_rate = 3e-4
     c.eval.before = False
     c.eval.every, c.eval.val = 4, 60
     c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
     c.checkpoint.every = 4
+    if setting == "anneal":
+        c.interface.anneal_rounds = 3 * c.rounds // 4
     if setting == "never_large":
         c.policy.overrides.update(LARGE)
     c.update_from_flattened_dict(ARMS[setting].settings if setting in ARMS else STARTS[setting])
