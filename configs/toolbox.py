@@ -46,7 +46,7 @@ ARMS = {
     "full": Arm("paper", "the paper's method: cues on every row", _FULL, "no_closed_loop"),
     "release": Arm(
         "paper",
-        'what the released code does: a static "[required]" in the docs of every row, dynamic tag weights, no early end',
+        'what the released code does: a static "[required]" in the docs, dynamic tag weights, no early end',
         {
             "interface.exposure": 1.0,
             "interface.placement": "inline",

@@ -10,8 +10,10 @@ are cores; stopped and started again, it goes on where it was. Then, or at any t
     OUT/records.jsonl.gz      what they are made from; OUT/starts.json: the starting policies
 
 --records=FILE makes tables and figures from such a file alone and runs nothing. --check=never-0-small/half runs one row
-once more, in a folder of its own, and says whether it came out the same. --tune compares learning rates for vanilla on
-validation, with a seed that the study does not use. --smoke does a little of everything, in two minutes.
+once more from the same start, in a folder of its own, and says whether its record is the same (to six digits, seconds
+aside). --tune compares learning rates for vanilla on validation, with a seed that the study does not use: the best is
+the one whose best validated round, averaged over the starts, is highest. --smoke does a little of everything, in two
+minutes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
@@ -53,14 +54,18 @@ def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
         if options.records:
-            return publish(records.load(options.records), [], options.out)
+            if options.out is None:
+                raise ValueError(f"--records={options.records} needs --out, the folder for its tables and figures")
+            beside = options.records.with_name("starts.json")
+            made = json.loads(beside.read_text()) if beside.exists() else []
+            return publish(records.load(options.records), made, options.out)
         study = _study(options)
         if options.check:
-            return check(study, options.check, options.cores)
+            return check(study, options.check)
         if options.tune:
             return tune(study, options.cores)
         if not options.report:
-            carry_out(study.jobs(), options.cores)
+            carry_out(study.jobs(), study.out, options.cores)
         return publish(*collect(study), study.out)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
@@ -97,7 +102,7 @@ def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> 
     return 0
 
 
-def check(study: Study, name: str, cores: int) -> int:
+def check(study: Study, name: str) -> int:
     """Runs one finished row again and compares the two records."""
     jobs = {job.name: job for job in study.jobs() if job.which}
     if name not in jobs or not jobs[name].done:
@@ -108,7 +113,8 @@ def check(study: Study, name: str, cores: int) -> int:
     shutil.rmtree(workdir, ignore_errors=True)
     argv = tuple(f"--workdir={workdir}" if a.startswith("--workdir=") else a for a in job.argv)
     again = replace(job, workdir=workdir, argv=argv, needs=())
-    carry_out([again], cores or 1)
+    job.begin()
+    carry_out([again], study.out / "check")
     first, second = (records.read_run(j.workdir, **j.which) for j in (job, again))
     differ = records.differences(first, second)
     print(f"{name}: {'differs in ' + ', '.join(differ) if differ else 'the same record, but for its seconds'}")
@@ -118,15 +124,16 @@ def check(study: Study, name: str, cores: int) -> int:
 def tune(study: Study, cores: int) -> int:
     """Vanilla at several learning rates, by validation; nothing else of such a run is looked at."""
     study = replace(study, seeds=(_TUNING_SEED,), arms=("vanilla",))
-    making = [job for job in study.jobs() if not job.which]
+    making = [job for job in study.jobs() if not job.which and not job.name.endswith(".probe")]
     tried: list[tuple[str, Job]] = []
     for rate in _RATES:
         for job in (j for j in study.jobs() if j.which):
             workdir = job.workdir.with_name(f"learning_rate={rate}")
             argv = tuple(f"--workdir={workdir}" if a.startswith("--workdir=") else a for a in job.argv)
             argv += (f"--config.optimizer.learning_rate={rate}", "--config.eval.test=0", "--config.eval.ood=0")
-            tried.append((rate, replace(job, name=f"{job.name} {rate}", workdir=workdir, argv=argv)))
-    carry_out([*making, *(job for _, job in tried)], cores)
+            settings = f"{job.settings} {rate}"
+            tried.append((rate, replace(job, name=f"{job.name} {rate}", workdir=workdir, argv=argv, settings=settings)))
+    carry_out([*making, *(job for _, job in tried)], study.out, cores)
     print("| start | learning rate | validation by round |\n| --- | --- | --- |")
     for rate, job in tried:
         curve = records.read_run(job.workdir, **job.which)["validation"]
@@ -135,17 +142,23 @@ def tune(study: Study, cores: int) -> int:
 
 
 def _study(options: argparse.Namespace) -> Study:
-    arms = tuple(_arms(options.config))
-    chosen = tuple(options.arms.split(",")) if options.arms else arms
+    module = recipe_module(str(options.config))
+    arms = tuple(getattr(module, "ARMS", ()))
+    if "vanilla" not in arms:
+        raise ValueError(f"--config={options.config}: it needs a mapping ARMS with an arm 'vanilla', as toolbox.py has")
+    chosen = ("vanilla", *options.arms.split(",")) if options.arms else arms
     for name, given, known in (("arms", chosen, arms), ("starts", options.starts.split(","), START_NAMES)):
         unknown = [x for x in given if x not in known]
         if unknown:
             raise ValueError(f"--{name}: {unknown[0]!r} is not known; choose from {', '.join(known)}")
-    if options.seeds < 1:
-        raise ValueError(f"--seeds={options.seeds} must be at least 1")
+    for name, given, least in (("seeds", options.seeds, 1), ("cores", options.cores, 0)):
+        if given < least:
+            raise ValueError(f"--{name}={given} must be at least {least}")
+    out = options.out if options.out is not None else Path("runs/smoke" if options.smoke else "runs/study")
     study = Study(
-        recipe=options.config,
-        out=options.out,
+        recipe=options.config.resolve(),
+        out=out.resolve(),
+        config_of=module.get_config,
         arms=tuple(a for a in arms if a in chosen),
         starts=tuple(s for s in START_NAMES if s in options.starts.split(",")),
         seeds=tuple(range(options.seeds)),
@@ -163,22 +176,14 @@ def _study(options: argparse.Namespace) -> Study:
     )
 
 
-def _arms(path: Path) -> dict[str, Any]:
-    """ARMS of a recipe file."""
-    arms = getattr(recipe_module(str(path)), "ARMS", None)
-    if not isinstance(arms, dict) or "vanilla" not in arms:
-        raise ValueError(f"--config={path}: it needs a mapping ARMS with an arm 'vanilla', as configs/toolbox.py has")
-    return arms
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
     parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, ... (default 5)")
-    parser.add_argument("--arms", default="", help="only these, separated by commas")
+    parser.add_argument("--arms", default="", help="only these (and vanilla), separated by commas")
     parser.add_argument("--starts", default=",".join(START_NAMES), help="only these, separated by commas")
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
-    parser.add_argument("--out", type=Path, default=Path("runs/study"), help="folder of the study")
+    parser.add_argument("--out", type=Path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")
     parser.add_argument("--report", action="store_true", help="run nothing; report what is finished")
     parser.add_argument("--records", type=Path, help="run nothing; report what this file holds, to --out")

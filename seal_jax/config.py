@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 
 from seal_jax.chat.official import DECODER_OF_CHAT
 from seal_jax.envs.toolbox.teacher import Habits
-from seal_jax.interface.settings import COMPONENTS_OF
 from seal_jax.types import FAILURE_LABELS, PROTOCOLS
 
 REWEIGHTS = ("none", "paper", "release", "turn")
@@ -136,7 +135,7 @@ def default_config() -> ConfigDict:
     c.warm_start.habits = ConfigDict(asdict(Habits()))  # how often the teacher does the wrong thing
 
     c.eval = ConfigDict()
-    c.eval.every = 0  # rounds between validations, on val; 0 = none. The others: before and after training
+    c.eval.every = 0  # rounds between validations, on val; 0 = none. The others: after training
     # Tasks of each split evaluated; 0 = skip it, -1 = all. BFCL's eval is val and test together, the paper's 400.
     c.eval.val, c.eval.test, c.eval.eval, c.eval.ood = 0, 0, 0, 0
     c.eval.before = True  # evaluate the reported splits before training too, to compare
@@ -284,14 +283,9 @@ def validate(config: ConfigDict) -> None:
 
 
 def check_cued(config: ConfigDict) -> None:
-    cued, components = tuple(config.eval.cued), tuple(config.interface.components)
+    cued = tuple(config.eval.cued)
     if len(set(cued)) < len(cued) or not set(cued) <= set(FAILURE_LABELS):
         raise ValueError(f"config.eval.cued={cued} must name some of the failure labels {FAILURE_LABELS}, each once")
-    if cued and not any(component in COMPONENTS_OF[label] for label in cued for component in components):
-        raise ValueError(
-            f"config.eval.cued={cued} would show nothing with config.interface.components={components}; name other "
-            "labels, or set config.eval.cued=()"
-        )
 
 
 def check_protocols(config: ConfigDict) -> None:

@@ -74,7 +74,7 @@ _MODE = flags.DEFINE_enum(
     "mode",
     "train",
     ["train", "eval", "export", "plan"],
-    "train: run (or resume) the closed loop, with strict evaluation before and after. "
+    "train: run (or resume) the closed loop, with strict evaluation before (config.eval.before) and after. "
     "eval: strict evaluation of the workdir's best validated round (without validation the latest; without a "
     "checkpoint the starting policy). "
     "export: that round's policy as a Hugging Face folder, workdir/export, adapters merged. "

@@ -22,7 +22,7 @@ from seal_jax.data import task_batches
 from seal_jax.diagnosis import TAG_TO_LABEL, Profile, count, release_labels
 from seal_jax.evaluation.results import write_results
 from seal_jax.evaluation.strict import Evaluation, result_name
-from seal_jax.interface import Interface, initial
+from seal_jax.interface import Interface, InterfaceSettings, initial
 from seal_jax.learner.batch import has_cues
 from seal_jax.learner.utility import DynamicWeights, utility_vector
 from seal_jax.policy.config import Params
@@ -209,15 +209,19 @@ class Run:
 
     @property
     def shown_in_cued_evaluation(self) -> Interface:
-        return Interface(self.config.eval.cued, assembly.interface_settings(self.config))
+        """The cues of config.eval.cued with all their components, as a note: the same for any Ω of training."""
+        settings = assembly.interface_settings(self.config)
+        whole = InterfaceSettings(max_tools=settings.max_tools, feedback=settings.feedback)
+        return Interface(self.config.eval.cued, whole)
 
     def weighed_labels(
         self, verdicts: Sequence[Sequence[Verdict]], diagnoses: Sequence[Sequence[Diagnosis]]
     ) -> Sequence[Sequence[Diagnosis]]:
         """The labels that weigh the update: the diagnosis, or (release) the reference release's own tagging, or
-        (shuffle_labels) the diagnosis of another trajectory of the round."""
+        (shuffle_labels) the diagnoses of the round dealt out anew among the groups whose rewards differ."""
         if self.config.loss.shuffle_labels:
-            return shuffled(diagnoses, f"shuffle/{self.config.seed}/{self.round}")
+            teaches = [len({v.reward for v in group}) > 1 for group in verdicts]
+            return shuffled(diagnoses, teaches, f"shuffle/{self.config.seed}/{self.round}")
         if self.config.loss.reweight != "release":
             return diagnoses
         return [
@@ -352,10 +356,10 @@ class Run:
             "peak_mib": peak_rss_mib(),
             **self.policy_metrics,
         }
-        self.recorder.summary(summary)
+        figures = draw(self.workdir) if self.round and processes.first() else []
+        self.recorder.summary(summary)  # the last file: with it, a run is done
         if not processes.first():
             return summary
-        figures = draw(self.workdir) if self.round else []
         self.progress.console.print(
             closing_table(
                 comparisons,
@@ -417,11 +421,11 @@ def refused_turns(verdicts: Sequence[Verdict]) -> tuple[float, float]:
     return float(len(met)), float(sum(met))
 
 
-def shuffled(groups: Sequence[Sequence[Diagnosis]], seed: str) -> list[list[Diagnosis]]:
-    """The same diagnoses, dealt out anew over all trajectories."""
-    deck = [d for group in groups for d in group]
+def shuffled(groups: Sequence[Sequence[Diagnosis]], some: Sequence[bool], seed: str) -> list[Sequence[Diagnosis]]:
+    """The diagnoses of `some` groups, dealt out anew over all their trajectories; the other groups as they are."""
+    deck = [d for group, take in zip(groups, some, strict=True) if take for d in group]
     random.Random(seed).shuffle(deck)
-    return [[deck.pop() for _ in group] for group in groups]
+    return [[deck.pop() for _ in group] if take else group for group, take in zip(groups, some, strict=True)]
 
 
 def _mean(outcomes: dict[str, tuple[str, float]]) -> float:

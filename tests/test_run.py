@@ -48,17 +48,28 @@ GROUPS = [
 ]
 
 
+#: The rewards of the second group are all equal.
+VERDICTS = [[Verdict(float(g == 0 and b != 1), "", ()) for g in range(len(group))] for b, group in enumerate(GROUPS)]
+
+
 def dealt(seed, round, **loss):
     config = default_config()
     config.seed = seed
     config.loss.update(shuffle_labels=True, reweight="paper", **loss)
-    return Run.weighed_labels(SimpleNamespace(config=config, round=round), [], GROUPS)
+    return Run.weighed_labels(SimpleNamespace(config=config, round=round), VERDICTS, GROUPS)
 
 
 def test_shuffled_labels_are_the_same_ones_of_other_trajectories():
-    new = shuffled(GROUPS, "any")
+    new = shuffled(GROUPS, [True] * 3, "any")
     assert new != GROUPS and [len(group) for group in new] == [3, 3, 4]
     assert Counter(d for g in new for d in g) == Counter(d for g in GROUPS for d in g)
+
+
+def test_groups_without_an_advantage_keep_their_labels():
+    """Else the weights that act would have another mean than those that are not dealt out."""
+    new = dealt(0, 1)
+    assert new[1] == GROUPS[1] and new != GROUPS
+    assert Counter(new[0] + new[2]) == Counter(GROUPS[0] + GROUPS[2])
 
 
 def test_the_deal_is_a_function_of_seed_and_round():

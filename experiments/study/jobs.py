@@ -5,15 +5,22 @@
     OUT/runs/never-0-small/half       the arm "half" from that start
 
 A job is `python -m seal_jax.main` with a recipe and a workdir, so any row of the study is repeated by one command.
+Beside its workdir lies WORKDIR.job, which says with what settings it was begun: a run of other settings is not taken
+for this one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ml_collections import ConfigDict
+
+from seal_jax.files import write_whole
 
 START_NAMES = ("never", "sometimes")
 SIZES = ("small", "large")
@@ -21,27 +28,43 @@ SIZES = ("small", "large")
 
 @dataclass(frozen=True)
 class Job:
-    """One process. `which` is of an arm's run: {"start", "arm", "seed", "size"}; empty for what makes a start."""
+    """One process. `which` is of an arm's run: {"start", "arm", "seed", "size"}; empty for what makes a start.
+    `settings`: a digest of its recipe's config and its flags."""
 
     name: str
     workdir: Path
     argv: tuple[str, ...]
     needs: tuple[str, ...] = ()  # names of jobs
     which: dict[str, Any] = field(default_factory=dict)
+    settings: str = ""
 
     @property
     def done(self) -> bool:
         """The summary is the last thing that a run writes."""
         return (self.workdir / "summary.json").exists()
 
+    def begin(self) -> None:
+        """Marks the workdir as this job's. ValueError if another recipe or other flags began it."""
+        path = self.workdir.with_name(self.workdir.name + ".job")
+        begun = path.read_text().strip() if path.exists() else ""
+        if self.workdir.exists() and begun != self.settings:
+            raise ValueError(
+                f"{self.workdir} was begun with other settings than {self.name} has now; choose another --out, or "
+                "remove that folder to run it anew"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, self.settings + "\n")
+
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be run: `arms` of `recipe` (FILE.py) from each start, for each seed. `flags` go to every
-    run, `arm_flags` to those of the arms."""
+    """What is to be run: `arms` of `recipe` (FILE.py) from each start, for each seed. `flags` go to every run,
+    `arm_flags` to those of the arms. `config_of` gives the recipe's config of a setting; paths are absolute, since
+    runs are started from the root of the repository."""
 
     recipe: Path
     out: Path
+    config_of: Callable[[str], ConfigDict]
     arms: tuple[str, ...]
     starts: tuple[str, ...] = START_NAMES
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -77,14 +100,16 @@ class Study:
     def _job(
         self, name: str, setting: str, seed: int, workdir: Path, start: str = "", which: dict[str, Any] | None = None
     ) -> Job:
+        needs = (self._name(start, seed),) if start else ()
+        flags = [f"--config.seed={seed}", *self.flags, *(self.arm_flags if which else ())]
+        config = self.config_of(setting)
+        config.policy.path = ""  # where the start lies: a flag, below
+        told = "\n".join([config.to_json(sort_keys=True), *needs, *flags])
         argv = [sys.executable, "-m", "seal_jax.main", f"--config={self.recipe}:{setting}"]
-        argv += [f"--workdir={workdir}", f"--config.seed={seed}", f"--compilation_cache={self.out / 'compiled'}"]
-        needs: tuple[str, ...] = ()
-        if start:
-            needs = (self._name(start, seed),)
+        argv += [f"--workdir={workdir}", f"--compilation_cache={self.out / 'compiled'}", *flags]
+        if needs:
             argv.append(f"--config.policy.path={self.out / 'starts' / needs[0] / 'start'}")
-        argv += [*self.flags, *(self.arm_flags if which else ())]
-        return Job(name, workdir, tuple(argv), needs, which or {})
+        return Job(name, workdir, tuple(argv), needs, which or {}, hashlib.sha256(told.encode()).hexdigest())
 
 
 def ready(jobs: Iterable[Job], done: Collection[str], running: Collection[str]) -> Job | None:

@@ -72,6 +72,7 @@ def read_run(workdir: Path, **which: Any) -> Record:
         },
         "after_error": reports.get("eval/test/success_after_error"),
         "n_error": reports.get("eval/test/n_error"),
+        "n_test": reports.get("eval/test/n"),
         "validation": [[x["round"], x["metrics"]["eval/val/success"]] for x in lines if x["kind"] == "eval"],
         "cost": {
             "episodes": len(rounds) * config["tasks_per_round"] * config["rollouts"],

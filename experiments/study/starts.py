@@ -15,17 +15,22 @@ Start = dict[str, Any]
 
 
 def read_start(workdir: Path, probe: Path, **which: Any) -> Start:
-    """Of a finished start and its finished probe."""
+    """Of a finished start and its finished probe; ValueError if their records lack something."""
     metrics: dict[str, float] = {}
     for line in read_jsonl(workdir / "metrics.jsonl"):
         metrics |= line["metrics"]
     (round_1,) = (line["metrics"] for line in read_jsonl(probe / "metrics.jsonl") if line["kind"] == "train")
-    return {
-        **which,
-        "success": {s: metrics[f"eval/{s}/success"] for s in ("test", "ood", "test_cued")},
-        "seconds": json.loads((workdir / "summary.json").read_text())["warm_start/seconds"],
-        "repaired": {k: [int(round_1[f"refused/{k}/passed"]), int(round_1[f"refused/{k}"])] for k in ("bare", "cued")},
-    }
+    try:
+        return {
+            **which,
+            "success": {s: metrics[f"eval/{s}/success"] for s in ("test", "ood", "test_cued")},
+            "seconds": json.loads((workdir / "summary.json").read_text())["warm_start/seconds"],
+            "repaired": {
+                k: [int(round_1[f"refused/{k}/passed"]), int(round_1[f"refused/{k}"])] for k in ("bare", "cued")
+            },
+        }
+    except KeyError as missing:
+        raise ValueError(f"{workdir}: its record has no {missing}; the recipe must report test, ood and cues") from None
 
 
 def table(starts: Sequence[Start]) -> str:

@@ -1,10 +1,17 @@
 """The study's driver: which runs there are, that they are carried out once and in order, and what bad input says."""
 
+import contextlib
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,12 +19,17 @@ from configs import toolbox
 from experiments import ablation
 from experiments.study.jobs import Job, Study, ready
 from experiments.study.workers import JobFailed, carry_out
+from seal_jax.assembly import build_suite, check_prompts, episode_limits
+from seal_jax.chat.formats import get_format
+from seal_jax.chat.tokenizer import load_tokenizer
+from seal_jax.checkpoints import hold_workdir
 
 ROOT = Path(__file__).parents[2]
 
 
 def study(tmp_path, **options):
-    return Study(Path("configs/toolbox.py"), tmp_path, ("vanilla", "half"), **{"seeds": (0, 1), **options})
+    options = {"arms": ("vanilla", "half"), "seeds": (0, 1), **options}
+    return Study(Path("configs/toolbox.py"), tmp_path, toolbox.get_config, **options)
 
 
 def fake(tmp_path, name, code="", needs=()):
@@ -68,9 +80,9 @@ def test_jobs_are_done_once_and_after_what_they_need(tmp_path):
     note = f"open({str(order)!r}, 'a').write(%r)"
     jobs = [fake(tmp_path, "a", note % "a"), fake(tmp_path, "b", note % "b", needs=("a",))]
     said = []
-    carry_out(jobs, tell=said.append)
+    carry_out(jobs, tmp_path, tell=said.append)
     assert order.read_text() == "ab"
-    carry_out(jobs, tell=said.append)
+    carry_out(jobs, tmp_path, tell=said.append)
     assert order.read_text() == "ab"
     assert said[0].startswith("2 runs, 0 of them done") and said[-1].startswith("2 runs, 2 of them done")
 
@@ -79,10 +91,10 @@ def test_a_failure_names_its_log_and_the_next_start_goes_on(tmp_path):
     bad = fake(tmp_path, "bad", "raise SystemExit('no such thing')")
     jobs = [fake(tmp_path, "good"), bad, fake(tmp_path, "after", needs=("bad",))]
     with pytest.raises(JobFailed, match="bad failed; the end of .*bad.log: no such thing"):
-        carry_out(jobs, 1, tell=lambda _: None)
+        carry_out(jobs, tmp_path, 1, tell=lambda _: None)
     assert [job.done for job in jobs] == [True, False, False]
     mended = [jobs[0], fake(tmp_path, "bad"), jobs[2]]
-    carry_out(mended, 1, tell=lambda _: None)
+    carry_out(mended, tmp_path, 1, tell=lambda _: None)
     assert all(job.done for job in mended)
 
 
@@ -91,7 +103,7 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
     code = f"import os\nopen({str(seen)!r}, 'a').write(str(len(os.sched_getaffinity(0))))"
     if not sys.platform.startswith("linux"):
         pytest.skip("affinity is Linux's")
-    carry_out([fake(tmp_path, "a", "import time\ntime.sleep(0.3)\n" + code)], tell=lambda _: None)
+    carry_out([fake(tmp_path, "a", "import time\ntime.sleep(0.3)\n" + code)], tmp_path, tell=lambda _: None)
     assert seen.read_text() == "1"
 
 
@@ -103,6 +115,7 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--arms=vanila"], "error: --arms: 'vanila' is not known; choose from vanilla, "),
         (["--starts=always"], "error: --starts: 'always' is not known; choose from never, sometimes"),
         (["--seeds=0"], "error: --seeds=0 must be at least 1"),
+        (["--cores=-1"], "error: --cores=-1 must be at least 0"),
         (["--report"], "no run is finished yet, so there is nothing to report"),
         (["--check=never-0-small/half"], "error: --check=never-0-small/half: no such finished run"),
         (["--records=nothing.gz"], "nothing.gz"),
@@ -117,6 +130,59 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message
     assert ablation.main([*arguments, f"--out={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
+
+
+def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
+    carry_out([fake(tmp_path, "a")], tmp_path, tell=lambda _: None)
+    other = replace(fake(tmp_path, "a"), settings="other")
+    with pytest.raises(
+        ValueError, match="a was begun with other settings than a has now; choose another --out"
+    ) as error:
+        carry_out([other], tmp_path, tell=lambda _: None)
+    assert "\n" not in str(error.value)
+    shutil.rmtree(other.workdir)
+    carry_out([other], tmp_path, tell=lambda _: None)
+    (tmp_path / "b").mkdir()  # begun by nobody knows what
+    with pytest.raises(ValueError, match="b was begun with other settings"):
+        carry_out([replace(other, name="b", workdir=tmp_path / "b")], tmp_path, tell=lambda _: None)
+
+
+def test_settings_tell_runs_apart_and_not_where_they_lie(tmp_path):
+    def settings(**options):
+        return [job.settings for job in study(**{"tmp_path": tmp_path, **options}).jobs()]
+
+    assert len(set(settings())) == len(settings())
+    assert settings() == settings(tmp_path=tmp_path / "elsewhere")
+    changed = settings(arm_flags=("--config.rounds=2",))
+    kept = [a == b for a, b in zip(settings(), changed, strict=True)]
+    assert kept == [not job.which for job in study(tmp_path).jobs()]
+
+
+def test_one_study_at_a_time_in_a_folder(tmp_path):
+    with contextlib.closing(hold_workdir(tmp_path)), pytest.raises(ValueError, match="is in use by another process"):
+        carry_out([], tmp_path, tell=lambda _: None)
+
+
+def test_a_terminated_study_ends_its_runs(tmp_path):
+    pid = tmp_path / "pid"
+    code = f"import os, time\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([fake(tmp_path, "long", code)], tmp_path, tell=lambda _: None)
+    timer.cancel()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_the_prompts_of_every_arm_fit(tmp_path):
+    """Marks inside the docs make prompts longer; the kept start's tokenizer is as good as any."""
+    for arm in toolbox.ARMS:
+        config = toolbox.get_config(arm)
+        chat = get_format(config.chat)
+        limits = episode_limits(config, max_context=1024)
+        stub = SimpleNamespace(chat=chat, tokenizer=load_tokenizer(config.policy.path), limits=limits)
+        check_prompts(config, build_suite(config).tasks("train"), stub)
 
 
 @pytest.mark.slow
