@@ -374,7 +374,7 @@ def test_traffic_of_a_compiled_scan():
 
 @needs_libtpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["v5e:1x1", "v5p:2x2x1"])
+@pytest.mark.parametrize("name", ["v5e:1x1", "v5p:2x2x1", "v5p:2x2x2", "v5e:4x4", "v6e:4x4"])
 def test_a_tiny_run_is_planned(name, tmp_path):
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
@@ -384,8 +384,8 @@ def test_a_tiny_run_is_planned(name, tmp_path):
         "    c.policy.overrides.n_layers = 2\n"
         "    c.policy.compute_dtype = 'bfloat16'\n"
         "    c.buckets.prompt, c.buckets.suffix, c.buckets.chunk, c.buckets.groups = (128,), (128,), (16,), (4,)\n"
-        "    c.limits.max_new_tokens, c.buckets.decode, c.tasks_per_round = 16, 16, 4\n"
-        "    c.learner.prompts_per_micro, c.mesh.fsdp = 4, -1\n"
+        "    c.limits.max_new_tokens, c.buckets.decode, c.tasks_per_round = 16, 16, 16\n"
+        "    c.learner.prompts_per_micro, c.mesh.fsdp, c.learner.minibatches = 16, -1, 1\n"
         "    return c\n"
     )
     done = run_main("--mode=plan", f"--config={recipe}", f"--topology={name}")

@@ -19,7 +19,7 @@ from seal_jax.planner.chips import GIB
 from seal_jax.planner.measure import Measured, measure
 from seal_jax.planner.programs import Abstract, Grid, bytes_per_chip
 from seal_jax.planner.shapes import policy_config
-from seal_jax.planner.topology import Topology, devices
+from seal_jax.planner.topology import Topology, devices, one_host
 from seal_jax.planner.work import Episodes, Round
 from seal_jax.policy.config import PolicyConfig
 from seal_jax.policy.sharding import make_mesh, vocab_parts
@@ -100,9 +100,11 @@ class Planner:
         self.config, self.topology, self.told, self._devices = config, topology, told, made
         shape = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
         self.mesh: Mesh = make_mesh(shape, made)
-        check_mesh(config, self.mesh, len(made), len({d.process_index for d in made}))
+        hosts = len({d.process_index for d in made})
+        check_mesh(config, self.mesh, len(made), hosts)
         self.policy = policy_config(config, vocab_parts(self.mesh))
-        self.abstract = a = Abstract(config, self.policy, self.mesh)
+        host = devices(one_host(topology)) if hosts > 1 else ()
+        self.abstract = a = Abstract(config, self.policy, self.mesh, host)
         self.hosts = self.mesh.size // a.playing.size
         self.resident = {
             "parameters": bytes_per_chip(a.params),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +43,17 @@ class Grid:
 
 
 class Abstract:
-    """A run's programs for `policy` on `mesh`, none of whose devices needs to exist."""
+    """A run's programs for `policy` on `mesh`, none of whose devices needs to exist. Of a mesh of several hosts, `host`
+    are the devices that stand for one: libtpu numbers what it compiles for from 0 on, and a slice's hosts do not all
+    (of v5e:4x4 the first has the chips 0, 1, 4 and 5)."""
 
-    def __init__(self, config: ConfigDict, policy: PolicyConfig, mesh: Mesh):
+    def __init__(self, config: ConfigDict, policy: PolicyConfig, mesh: Mesh, host: Sequence[Any] = ()):
         self.config, self.policy, self.mesh = config, policy, mesh
         #: Where rollouts are played: the slice itself, or where it has several hosts, one of these.
-        self.playing = local_mesh(mesh, mesh.devices.flat[0].process_index)  # where a process plays its share
+        self.playing = local_mesh(mesh, mesh.devices.flat[0].process_index)
+        if self.playing.size < mesh.size:
+            own = np.asarray(host).reshape(self.playing.devices.shape)
+            self.playing = Mesh(own, self.playing.axis_names, axis_types=self.playing.axis_types)
         settings = learner_settings(config)
         self.kl = settings["loss"].kl_coef > 0
         self.base, self.trained = abstract_params(policy, mesh)

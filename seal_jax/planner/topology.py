@@ -33,6 +33,11 @@ class Topology:
         return math.prod(self.sides)
 
 
+def one_host(topology: Topology) -> Topology:
+    """A host of a larger slice as a slice of its own."""
+    return Topology(topology.chip, (2, 2, 1)[: topology.chip.dimensions])
+
+
 def parse_topology(name: str) -> Topology:
     """ValueError, with the forms that there are, for any other name."""
     match = _FORM.fullmatch(name)
