@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.toolbox import ARMS
 from experiments.study import statistics
 from experiments.study.records import Record
-from experiments.study.statistics import REFERENCE, Arms, Place, success
+from experiments.study.statistics import CLOSED_LOOP, REFERENCE, Arms, Place, success
 from seal_jax.telemetry.drawing import curve, drawing, end_labels, panels, percent, save, titled
 from seal_jax.telemetry.style import GRID, INK, LABEL_COLOURS, MUTED, in_order, words
 from seal_jax.types import EXCLUDED_LABELS, FAILURE_LABELS, LABELS
@@ -37,12 +36,6 @@ ARM_COLOURS = {
 }
 #: Arms whose labels are drawn.
 PROFILED = ("vanilla", "full", "half_strip")
-#: Arms whose cues come and go with the profile.
-CLOSED_LOOP = tuple(
-    name
-    for name, arm in ARMS.items()
-    if arm.settings.get("interface.exposure", 0.0) > 0 and arm.settings.get("interface.closed_loop", True)
-)
 #: SEAL minus vanilla in the paper's ablation (Table 3, Qwen2.5-7B): 40.25 - 30.75, points.
 PAPERS_MARGIN = 9.5
 #: Coarse enough for every PNG to stay below 150 kB.
@@ -53,8 +46,10 @@ _VERDICT_COLOURS = {"helps": LABEL_COLOURS["pass"], "hurts": LABEL_COLOURS["stat
 def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
+    Starts and sizes without vanilla are left out.
+
     Raises:
-      ValueError: two records of one run, or a start and size without vanilla.
+      ValueError: two records of one run, or nothing is left.
     """
     found = statistics.places(records)
     folder = Path(folder)

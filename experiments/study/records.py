@@ -28,8 +28,8 @@ Record = dict[str, Any]
 _COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 #: Metrics of a round that the study draws, tabulates or explains results by.
 CURVES = (
-    *("train/success_bare", "train/success_cued", "groups/informative", "groups/all_fail", "groups/all_pass"),
-    *("refused/bare", "refused/bare/passed", "refused/cued", "refused/cued/passed", "weight/gain"),
+    *("groups/informative", "groups/all_fail", "weight/gain"),
+    *("refused/bare", "refused/bare/passed", "refused/cued", "refused/cued/passed"),
     *(f"profile/{label}" for label in _COUNTED),
     *(f"advantage_mass/{label}" for label in _COUNTED),
 )

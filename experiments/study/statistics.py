@@ -1,4 +1,5 @@
-"""What the study's numbers say: means and differences to vanilla with 95 % intervals, and how fine they can be.
+"""What the study's numbers say: means and differences with 95 % intervals, which arm validation chooses, and how fine
+the comparison can be.
 
 A run is one seed; runs of two arms with the same start, size and seed are a pair: they begin at the same policy and
 play the same tasks in the same order. Shares are in 0..1. Nothing here is NaN: what there is too little data for is
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from scipy.special import nctdtrinc
 from scipy.stats import norm, t
 
 from configs.toolbox import ARMS
@@ -20,6 +22,12 @@ from experiments.study.records import Record
 
 REFERENCE = "vanilla"
 LEVEL, POWER = 0.95, 0.80
+#: Arms whose cues come and go with the profile.
+CLOSED_LOOP = tuple(
+    name
+    for name, arm in ARMS.items()
+    if arm.settings.get("interface.exposure", 0.0) > 0 and arm.settings.get("interface.closed_loop", True)
+)
 #: What one number is taken from a run; None where the run has none.
 Value = Callable[[Record], float | None]
 
@@ -42,9 +50,27 @@ Arms = Mapping[str, Mapping[int, Record]]
 def places(records: Iterable[Record]) -> dict[Place, Arms]:
     """The runs, sorted: starts and sizes in their fixed order, arms in that of `ARMS`, then seeds.
 
+    A start and size without vanilla, which its arms are compared with, is left out.
+
     Raises:
-      ValueError: two records of one run, or a start whose arms have no vanilla to be compared with.
+      ValueError: two records of one run, or nothing is left.
     """
+    found = _by_place(records)
+    kept = {place: arms for place, arms in found.items() if REFERENCE in arms}
+    if found and not kept:
+        raise ValueError(
+            f"{next(iter(found))}: no record of arm {REFERENCE!r}, which all others are compared with, here or for "
+            "another start or size; run it first"
+        )
+    return kept
+
+
+def without_vanilla(records: Iterable[Record]) -> list[Place]:
+    """What `places` leaves out."""
+    return [place for place, arms in _by_place(records).items() if REFERENCE not in arms]
+
+
+def _by_place(records: Iterable[Record]) -> dict[Place, Arms]:
     found: dict[Place, dict[str, dict[int, Record]]] = {}
     for record in records:
         place, arm, seed = Place(record["start"], record["size"]), record["arm"], record["seed"]
@@ -52,12 +78,6 @@ def places(records: Iterable[Record]) -> dict[Place, Arms]:
         if seed in runs:
             raise ValueError(f"{place}: arm {arm!r} has two records of seed {seed}; keep one of them")
         runs[seed] = record
-    for place, arms in found.items():
-        if REFERENCE not in arms:
-            raise ValueError(
-                f"{place}: no record of arm {REFERENCE!r}, which all others are compared with; run it for this start "
-                "first, or leave the start out"
-            )
     return {
         place: {arm: dict(sorted(found[place][arm].items())) for arm in sorted(found[place], key=arm_order)}
         for place in sorted(found, key=lambda p: (_order(START_NAMES, p.start), _order(SIZES, p.size)))
@@ -78,6 +98,11 @@ def part_of(arm: str) -> str:
     return ARMS[arm].part if arm in ARMS else "other"
 
 
+def setting(arm: str, name: str, default: object = None) -> object:
+    """What an arm of the study sets; `default` where it leaves that as it is, or is no arm of the study."""
+    return ARMS[arm].settings.get(name, default) if arm in ARMS else default
+
+
 # --- values of one run -----------------------------------------------------------------------------------------------
 def success(split: str, category: str | None = None) -> Value:
     """The share of a split's tasks (of one category) that the reported policy solved."""
@@ -90,9 +115,19 @@ def success(split: str, category: str | None = None) -> Value:
     return value
 
 
-def present(record: Record, curve: str) -> list[float]:
-    """One metric's values over rounds, without those of rounds that had none."""
-    return [v for v in record["curves"].get(curve, ()) if v is not None]
+def present(record: Record, curve: str, *, taught: bool = False) -> list[float]:
+    """One metric's values over rounds, without those of rounds that had none.
+
+    taught: nor those of rounds without an informative group: what is a share of its advantages is then written as 0.
+    """
+    curves = record["curves"]
+    idle = {i for i, share in enumerate(curves.get("groups/informative", ())) if share == 0} if taught else set()
+    return [v for i, v in enumerate(curves.get(curve, ())) if v is not None and i not in idle]
+
+
+def best_validation(record: Record) -> float | None:
+    """The highest validation score of a run; None if it has none."""
+    return max((score for _, score in record["validation"] if score is not None), default=None)
 
 
 # --- means and differences -------------------------------------------------------------------------------------------
@@ -131,15 +166,16 @@ def mean(runs: Mapping[int, Record], value: Value) -> Estimate | None:
     return estimate(map(value, runs.values()))
 
 
-def paired(arms: Arms, arm: str, value: Value) -> list[float]:
-    """Arm minus vanilla, one difference for each seed that both have."""
-    pairs = [(value(run), value(arms[REFERENCE][s])) for s, run in arms[arm].items() if s in arms[REFERENCE]]
+def paired(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> list[float]:
+    """Arm minus the arm `against`, one difference for each seed that both have; none if `against` has no run."""
+    base = arms.get(against, {})
+    pairs = [(value(run), value(base[s])) for s, run in arms[arm].items() if s in base]
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
-def difference(arms: Arms, arm: str, value: Value) -> Estimate | None:
-    """Mean paired difference to vanilla; None without a pair."""
-    return estimate(paired(arms, arm, value))
+def difference(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> Estimate | None:
+    """Mean paired difference to another arm; None without a pair."""
+    return estimate(paired(arms, arm, value, against))
 
 
 def verdict(found: Estimate | None) -> str:
@@ -150,12 +186,32 @@ def verdict(found: Estimate | None) -> str:
     return "helps" if interval[0] > 0 else "hurts" if interval[1] < 0 else "not shown"
 
 
-def verdicts(records: Iterable[Record], split: str = "test") -> dict[Place, dict[str, str]]:
-    """The verdict on every arm but vanilla, by its success on a split."""
-    return {
-        place: {arm: verdict(difference(arms, arm, success(split))) for arm in arms if arm != REFERENCE}
-        for place, arms in places(records).items()
-    }
+# --- the arm chosen on validation ------------------------------------------------------------------------------------
+class Chosen(NamedTuple):
+    arm: str
+    validation: float  # mean of the runs' best validated rounds
+    seeds: int  # of each start
+
+
+def chosen(found: Mapping[Place, Arms], size: str = SIZES[0]) -> Chosen | None:
+    """The closed-loop arm with the highest validation score, mean over seeds and all starts; of equals, the first.
+
+    A run's score is that of its best validated round. None until vanilla and every closed-loop arm have a validated
+    run of the same seeds from every start.
+    """
+    starts = [found.get(Place(start, size), {}) for start in START_NAMES]
+    seeds = {tuple(arms.get(arm, ())) for arms in starts for arm in (REFERENCE, *CLOSED_LOOP)}
+    if len(seeds) > 1 or () in seeds:
+        return None
+    means = {}
+    for arm in CLOSED_LOOP:
+        scores = [best_validation(run) for arms in starts for run in arms[arm].values()]
+        known = [score for score in scores if score is not None]
+        if len(known) < len(scores):
+            return None
+        means[arm] = math.fsum(known) / len(known)
+    best = max(means, key=lambda arm: means[arm])
+    return Chosen(best, means[best], len(seeds.pop()))
 
 
 # --- rollouts to vanilla's score -------------------------------------------------------------------------------------
@@ -183,7 +239,8 @@ def episodes_to_vanilla(arms: Arms, arm: str) -> float | None:
     """How many episodes an arm plays until its mean validation success first is vanilla's last one.
 
     Both curves are means over the seeds that both arms have, and straight between validated rounds; an arm that is
-    there at its first validated round gets that round's episodes. inf = not reached; None = no validation in common.
+    there at its first validated round gets that round's episodes. A first crossing flatters a curve that wavers, so
+    vanilla is measured by it too, and may be there before its end. inf = not reached; None = no validation in common.
     """
     shared = [s for s in arms[arm] if s in arms[REFERENCE]]
     goal = validation(arms[REFERENCE][s] for s in shared)
@@ -203,78 +260,101 @@ def episodes_to_vanilla(arms: Arms, arm: str) -> float | None:
 
 # --- power -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
+class Tasks:
+    """What the number of test tasks has to do with it; `sampling` is a share in 0..1.
+
+    n: how many there were.
+    sampling: how much of the standard deviation between seeds their luck can be, at most.
+    seeds: with any number of them it takes at least so many seeds.
+    needed: with fewer of them the seeds that were run are not enough; None if no number is.
+    """
+
+    n: int
+    sampling: float
+    seeds: int
+    needed: int | None
+
+
+@dataclass(frozen=True)
 class Power:
     """What a difference between two arms needs to be seen at 80 % power, two-sided 5 %; shares in 0..1.
 
     pairs: how many differences `sd`, their standard deviation between seeds, was taken from.
-    sampling: how much of `sd` the luck of `tasks` test tasks can be, at most.
-    seeds, seeds_all_tasks: seeds needed with these tasks, and (at least) with any number of them.
-    tasks_needed: with fewer tasks than these `seeds_now` seeds are not enough; None if no number of tasks is.
+    seeds: seeds needed with these tasks; seeds_now: the most that an arm has in common with vanilla.
+    tasks: None where the records do not say how many there were.
     """
 
     delta: float
     pairs: int
     sd: float
-    sampling: float
-    tasks: int
     seeds_now: int
     seeds: int
-    seeds_all_tasks: int
-    tasks_needed: int | None
+    tasks: Tasks | None
 
 
 def seeds_needed(sd: float, delta: float) -> int:
-    """The fewest seeds n >= 2 with (t(.975, n - 1) + t(.8, n - 1)) sd / sqrt(n) <= delta.
+    """The fewest seeds n >= 2 with which the paired t-test sees a mean difference `delta` with the power.
 
-    The t quantiles depend on n, so n is raised until it is enough, from what the normal quantiles ask for (always too
-    few): below it no n can be.
+    n is raised until it is enough, from what a known `sd` would ask for: with fewer none can be.
     """
-    n = max(2, math.ceil((_quantiles(None) * sd / delta) ** 2))
-    while _quantiles(n - 1) * sd > delta * math.sqrt(n):
+    ends = norm.ppf((1 + LEVEL) / 2) + norm.ppf(POWER)
+    n = max(2, math.ceil((ends * sd / delta) ** 2))
+    while _distance(n) * sd > delta * math.sqrt(n):
         n += 1
     return n
 
 
-def _quantiles(df: int | None) -> float:
-    """The distance from 0, in standard errors, of a difference that is seen with the power; None = sd known."""
-    ends = ((1 + LEVEL) / 2, POWER)
-    return float(sum(norm.ppf(q) if df is None else t.ppf(q, df) for q in ends))
+def _distance(n: int) -> float:
+    """How many standard errors from 0 a mean over n seeds must truly be to be seen on its own side with the power.
+
+    The t statistic of such a mean has the noncentral t distribution, and the distance is its noncentrality.
+    """
+    return float(nctdtrinc(n - 1, 1 - POWER, t.ppf((1 + LEVEL) / 2, n - 1)))
 
 
-def power(arms: Arms, tasks: int, delta: float = 0.03, split: str = "test") -> Power | None:
-    """The power note of one start and size; None where no arm has two pairs.
+def power(arms: Arms, delta: float = 0.03, split: str = "test") -> Power | None:
+    """The power note of one start and size; None where no arm has two pairs. `delta`, a share, is what is to be seen.
 
-    The standard deviation between seeds is pooled over all arms. Part of its square is noise of the tasks: two runs'
-    shares p and q of N tasks differ by p (1 - p) + q (1 - q), over N, even if the policies are equally good. That is
-    an upper bound, since both runs play the same tasks (those of one scenario count as independent), and it cannot be
-    more than all. The rest is between runs, at least so much of it, and does not shrink with more tasks. All seeds are
-    tested on the same tasks: what these have in common against others is in no seed's deviation, and no number of
-    seeds removes it.
-
-    Args:
-      tasks: N, of the split that was evaluated.
-      delta: the difference that is to be seen, a share.
+    The standard deviation between seeds is pooled over all arms.
     """
     groups = [d for arm in arms if arm != REFERENCE if len(d := paired(arms, arm, success(split))) > 1]
-    base = mean(arms[REFERENCE], success(split))
-    if not groups or base is None:
+    if not groups:
         return None
-    others = [m.mean for arm in arms if arm != REFERENCE if (m := mean(arms[arm], success(split)))]
-    q = math.fsum(others) / len(others)
     freedom = sum(len(d) - 1 for d in groups)
     variance = math.fsum((len(d) - 1) * (spread(d) or 0.0) ** 2 for d in groups) / freedom
-    noise = min(variance, (base.mean * (1 - base.mean) + q * (1 - q)) / tasks)
-    between = variance - noise
     seeds_now = max(map(len, groups))
-    allowed = (delta * math.sqrt(seeds_now) / _quantiles(seeds_now - 1)) ** 2
     return Power(
         delta=delta,
         pairs=sum(map(len, groups)),
         sd=math.sqrt(variance),
-        sampling=math.sqrt(noise),
-        tasks=tasks,
         seeds_now=seeds_now,
         seeds=seeds_needed(math.sqrt(variance), delta),
-        seeds_all_tasks=seeds_needed(math.sqrt(between), delta),
-        tasks_needed=math.ceil(tasks * noise / (allowed - between)) if allowed > between else None,
+        tasks=_tasks(arms, variance, seeds_now, delta, split),
+    )
+
+
+def _tasks(arms: Arms, variance: float, seeds_now: int, delta: float, split: str) -> Tasks | None:
+    """The part of the tasks; None unless all runs were tested on one known number of them.
+
+    Part of the variance is noise of the tasks: two runs' shares p and q of N tasks differ by p (1 - p) + q (1 - q),
+    over N, even if the policies are equally good. That is an upper bound, since both runs play the same tasks (those
+    of one scenario count as independent), and it cannot be more than all. The rest is between runs, at least so much of
+    it, and does not shrink with more tasks. All seeds are tested on the same tasks: what these have in common against
+    others is in no seed's deviation, and no number of seeds removes it.
+    """
+    counts = {run.get(f"n_{split}") for runs in arms.values() for run in runs.values()}
+    n = counts.pop() if len(counts) == 1 else None
+    base = mean(arms[REFERENCE], success(split))
+    if n is None or base is None:
+        return None
+    others = [m.mean for arm in arms if arm != REFERENCE if (m := mean(arms[arm], success(split)))]
+    q = math.fsum(others) / len(others)
+    noise = min(variance, (base.mean * (1 - base.mean) + q * (1 - q)) / n)
+    between = variance - noise
+    allowed = seeds_now * (delta / _distance(seeds_now)) ** 2
+    return Tasks(
+        n=int(n),
+        sampling=math.sqrt(noise),
+        seeds=seeds_needed(math.sqrt(between), delta),
+        needed=math.ceil(n * noise / (allowed - between)) if allowed > between else None,
     )

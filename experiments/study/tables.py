@@ -1,11 +1,14 @@
-"""The study as Markdown: results, categories, mechanisms, label profiles, cues and what could have been seen."""
+"""The study as Markdown: the arm chosen on validation, results, one part at a time, categories, mechanisms, label
+profiles, cues and what could have been seen."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from configs.toolbox import ARMS
 from experiments.study import statistics
+from experiments.study.jobs import SIZES, START_NAMES
 from experiments.study.records import Record
 from experiments.study.statistics import REFERENCE, Arms, Estimate, Place, Power, Value, success
 from seal_jax.telemetry.style import in_order, words
@@ -17,29 +20,36 @@ _SPLITS = {"test": "test", "ood": "out of distribution"}
 _COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 _INTRODUCTION = (
     "Shares in %, differences to vanilla in points, paired by seed; [ ] and ± are 95 % t-intervals over seeds. An arm "
-    '"helps" or "hurts" where the interval of its test difference leaves zero out; of twenty arms that do neither, one '
-    "is expected to seem to. Scores are greedy and without cues, but for `cued`."
+    '"helps" or "hurts" where the interval of its test difference leaves zero out. The arm chosen on validation, '
+    "against vanilla, is the study's one confirmatory comparison; all others are exploratory and uncorrected. "
+    'Scores are greedy and without cues, but for "three cues shown", the same three for all arms. After an error: of '
+    "the test episodes that met a refusal, which differ by arm; their number is the mean over seeds. Episodes to "
+    "vanilla's last validation: to the first crossing, for vanilla too."
 )
 
 
-def report(records: list[Record], tasks: int = 400) -> str:
-    """All tables, a section for each start and size; ends in a newline.
+def report(records: list[Record]) -> str:
+    """All tables, a section for each start and size that has vanilla; ends in a newline.
 
     Args:
       records: of finished runs, in any order; a study that is half-way has fewer rows and more dashes.
-      tasks: how many tasks the test split had (all 400 of the toolbox's), for the power note.
 
     Raises:
-      ValueError: two records of one run, or a start and size without vanilla.
+      ValueError: two records of one run, or no start and size with vanilla.
     """
     found = statistics.places(records)
     if not found:
         return "No run is finished yet.\n"
     parts = [_INTRODUCTION]
+    parts += [
+        f"Left out, since vanilla has no run there yet: start `{place.start}`, {place.size}."
+        for place in statistics.without_vanilla(records)
+    ]
+    parts += ["### Chosen on validation", choice(found)]
     for place, arms in found.items():
         parts.append(f"### {heading(place)}")
-        parts += [results(arms), categories(arms), mechanisms(arms), profiles(arms), cues(arms)]
-        parts.append(power_note(statistics.power(arms, tasks)))
+        parts += [results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms), cues(arms)]
+        parts.append(power_note(statistics.power(arms)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -47,11 +57,34 @@ def heading(place: Place) -> str:
     return f"Start `{place.start}`, {place.size}"
 
 
+# --- the arm chosen on validation ------------------------------------------------------------------------------------
+def choice(found: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
+    """Which arm it is, and how it compares with vanilla from each start."""
+    best = statistics.chosen(found, size)
+    if best is None:
+        return "Not all arms are finished, so there is no choice yet."
+    lines = [["start", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 4]
+    for start in START_NAMES:
+        arms = found[Place(start, size)]
+        test, ood = (statistics.difference(arms, best.arm, success(split)) for split in _SPLITS)
+        lines.append([f"`{start}`", _gain(test), statistics.verdict(test), _gain(ood)])
+    return (
+        f"`{best.arm}` has the highest validation score of the {len(statistics.CLOSED_LOOP)} closed-loop arms: "
+        f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_seeds(best.seeds)} and all "
+        f"starts, size {size}).\n\n{_markdown(lines)}"
+    )
+
+
+def _seeds(n: int) -> str:
+    return f"{n} seed" if n == 1 else f"{n} seeds"
+
+
 # --- (a) results -----------------------------------------------------------------------------------------------------
 def results(arms: Arms) -> str:
     """What each arm reached, how surely, and at what cost."""
-    head = ["part", "arm", "seeds", "test", "- vanilla", "verdict", "ood", "- vanilla", "cued", "after an error"]
-    head += ["episodes to vanilla's last validation", "episodes", "k sampled tokens", "seconds"]
+    head = ["part", "arm", "seeds", "test", "- vanilla", "verdict", "ood", "- vanilla"]
+    head += ["three cues shown", "after an error", "episodes to vanilla's last validation"]
+    head += ["episodes", "k sampled tokens", "seconds"]
 
     def row(arm: str) -> list[str]:
         runs = arms[arm]
@@ -65,12 +98,19 @@ def results(arms: Arms) -> str:
             _share(statistics.mean(runs, success("ood"))),
             _gain(gains["ood"]) if other else "",
             _share(statistics.mean(runs, success("test_cued"))),
-            _share(statistics.mean(runs, lambda run: run["after_error"])),
+            _after_error(runs),
             _episodes(arms, arm),
             *(_cost(runs, name, unit) for name, unit in (("episodes", 1), ("sampled_tokens", 1e3), ("seconds", 1))),
         ]
 
     return _table(head, arms, row)
+
+
+def _after_error(runs: Mapping[int, Record]) -> str:
+    count = statistics.mean(runs, lambda run: run["n_error"])
+    of = "" if count is None else f" of {count.mean:.0f}"
+    found = statistics.mean(runs, lambda run: run["after_error"])
+    return NOTHING if found is None else _share(found, half=False) + of
 
 
 def _episodes(arms: Arms, arm: str) -> str:
@@ -88,7 +128,32 @@ def _cost(runs: Mapping[int, Record], name: str, unit: float) -> str:
     return NOTHING if found is None else f"{found.mean / unit:,.0f}"
 
 
-# --- (b) categories --------------------------------------------------------------------------------------------------
+# --- (b) one part at a time ------------------------------------------------------------------------------------------
+def one_part(arms: Arms) -> str:
+    """Every arm against the one that differs from it by one part of the method; empty without a pair of these."""
+    against = {arm: ARMS[arm].against for arm in arms if arm in ARMS and arm != REFERENCE}
+    gains = {
+        arm: {split: statistics.difference(arms, arm, success(split), other) for split in _SPLITS}
+        for arm, other in against.items()
+    }
+    compared = [arm for arm in against if gains[arm]["test"] is not None]
+    if not compared:
+        return ""
+
+    def row(arm: str) -> list[str]:
+        test, ood = gains[arm]["test"], gains[arm]["ood"]
+        seeds = str(test.n) if test else NOTHING
+        return [f"`{against[arm]}`", ARMS[arm].says, seeds, _gain(test), statistics.verdict(test), _gain(ood)]
+
+    text = (
+        "One part at a time: each arm minus the one it differs from by one part of the method, over the seeds that "
+        "both have."
+    )
+    head = ["part", "arm", "against", "what it is", "seeds", "test", "verdict", "ood"]
+    return f"{text}\n\n{_table(head, compared, row)}"
+
+
+# --- (c) categories --------------------------------------------------------------------------------------------------
 def categories(arms: Arms) -> str:
     """The difference to vanilla in every category, one table a split; empty where vanilla stands alone."""
     others = {arm: runs for arm, runs in arms.items() if arm != REFERENCE}
@@ -108,7 +173,7 @@ def categories(arms: Arms) -> str:
     return "\n\n".join(tables)
 
 
-# --- (c) mechanisms --------------------------------------------------------------------------------------------------
+# --- (d) mechanisms --------------------------------------------------------------------------------------------------
 def mechanisms(arms: Arms) -> str:
     """How each arm learned: means over rounds and seeds, and repairs in the first and the last third of the rounds."""
     head = ["part", "arm", "groups with signal", "all-fail groups", "bare repairs", "cued repairs", "cued - bare score"]
@@ -116,23 +181,38 @@ def mechanisms(arms: Arms) -> str:
 
     def row(arm: str) -> list[str]:
         runs = arms[arm]
-        gain = _over_rounds(runs, "weight/gain")
+        gain = _over_rounds(runs, "weight/gain", taught=True)
+        own = "*" if _own_rewards(arm) else ""
+        groups = (_share(_over_rounds(runs, f"groups/{name}"), half=False) for name in ("informative", "all_fail"))
         bonus = statistics.mean(runs, cued_bonus)
         return [
-            *(_share(_over_rounds(runs, f"groups/{name}"), half=False) for name in ("informative", "all_fail")),
+            *(cell if cell == NOTHING else cell + own for cell in groups),
             *(_change(*repairs(runs.values(), which)) for which in ("bare", "cued")),
             NOTHING if bonus is None else f"{100 * bonus.mean:+.1f}",
             NOTHING if gain is None else f"{gain.mean:.2f}",
-            _largest(runs),
+            _largest(runs) if _says_by_label(arm) else NOTHING,
         ]
 
     text = (
         "What happened in training. Groups: mean over rounds (signal: their rewards differ). Repairs: turns with a "
         "refused call that were passed, of all with one, in the first → last third of the rounds, of rows without and "
         "with cues. Cued - bare score: of the final policy on test. Weight gain: of the advantages' sizes (1 = plain "
-        "GRPO). Advantage on: the labels with the largest shares of it."
+        "GRPO), in rounds with a signal. Advantage on: the labels with the largest shares of it there."
     )
-    return f"{text}\n\n{_table(head, arms, row)}"
+    own = [f"`{arm}`" for arm in arms if _own_rewards(arm)]
+    note = f"\n\n\\* {', '.join(own)}: counted on its own rewards." if own else ""
+    return f"{text}\n\n{_table(head, arms, row)}{note}"
+
+
+def _own_rewards(arm: str) -> bool:
+    """Its groups differ, and fail, by another reward than the others' (the success of the episode)."""
+    return statistics.setting(arm, "reward") is not None
+
+
+def _says_by_label(arm: str) -> bool:
+    """Its advantages are recorded by what was diagnosed; else by labels dealt at random, or by tags of its own."""
+    dealt = statistics.setting(arm, "loss.shuffle_labels", False)
+    return not dealt and statistics.setting(arm, "loss.reweight") != "release"
 
 
 def repairs(runs: Iterable[Record], which: str) -> tuple[float | None, float | None]:
@@ -155,21 +235,21 @@ def cued_bonus(record: Record) -> float | None:
     return None if cued is None or bare is None else cued - bare
 
 
-def _over_rounds(runs: Mapping[int, Record], curve: str) -> Estimate | None:
+def _over_rounds(runs: Mapping[int, Record], curve: str, *, taught: bool = False) -> Estimate | None:
     def value(record: Record) -> float | None:
-        values = statistics.present(record, curve)
+        values = statistics.present(record, curve, taught=taught)
         return math.fsum(values) / len(values) if values else None
 
     return statistics.mean(runs, value)
 
 
 def _largest(runs: Mapping[int, Record], most: int = 3) -> str:
-    shares = {label: _over_rounds(runs, f"advantage_mass/{label}") for label in _COUNTED}
+    shares = {label: _over_rounds(runs, f"advantage_mass/{label}", taught=True) for label in _COUNTED}
     known = sorted(((x.mean, label) for label, x in shares.items() if x and x.mean > 0), key=lambda pair: -pair[0])
     return ", ".join(f"{words(label)} {100 * share:.0f}" for share, label in known[:most]) or NOTHING
 
 
-# --- (d) label profiles ----------------------------------------------------------------------------------------------
+# --- (e) label profiles ----------------------------------------------------------------------------------------------
 def profiles(arms: Arms) -> str:
     """What turns were diagnosed as in the first and in the last round, mean over seeds."""
 
@@ -194,7 +274,7 @@ def profiles(arms: Arms) -> str:
     return f"{text}\n\n{_table(['part', 'arm', *map(words, shown)], arms, row)}"
 
 
-# --- (e) cues --------------------------------------------------------------------------------------------------------
+# --- (f) cues --------------------------------------------------------------------------------------------------------
 def cues(arms: Arms) -> str:
     """The share of rounds in which each cue was shown on some row, mean over seeds; arms without any are only named."""
     seen = {arm: {cue for run in runs.values() for on in run["cues"] for cue in on} for arm, runs in arms.items()}
@@ -215,26 +295,27 @@ def cues(arms: Arms) -> str:
     return "\n\n".join(filter(None, ["Rounds in which a cue was shown:", table, none]))
 
 
-# --- (f) power -------------------------------------------------------------------------------------------------------
+# --- (g) power -------------------------------------------------------------------------------------------------------
 def power_note(found: Power | None) -> str:
     """How fine the comparison is, as one short paragraph."""
     if found is None:
         return "How fine the comparison is cannot be said yet: no arm has two seeds in common with vanilla."
-    points = f"{100 * found.delta:g}"
+    points, tasks = f"{100 * found.delta:g}", found.tasks
     if found.seeds <= found.seeds_now:
         seeds = f"{found.seeds} seeds are enough to see {points} points; up to {found.seeds_now} were run."
     else:
-        more = "no number" if found.tasks_needed is None else f"at least {found.tasks_needed:,}"
-        seeds = (
-            f"seeing {points} points takes {found.seeds} seeds; up to {found.seeds_now} were run. More tasks would "
-            f"bring that down to {found.seeds_all_tasks} seeds at best; {more} of them would do with "
-            f"{found.seeds_now} seeds."
-        )
+        seeds = f"seeing {points} points takes {found.seeds} seeds; up to {found.seeds_now} were run."
+        if tasks:
+            more = "no number" if tasks.needed is None else f"at least {tasks.needed:,}"
+            seeds += (
+                f" More tasks would bring that down to {tasks.seeds} seeds at best; {more} of them would do with "
+                f"{found.seeds_now} seeds."
+            )
+    luck = f", of which the luck of {tasks.n} test tasks can be up to {100 * tasks.sampling:.1f}" if tasks else ""
     return (
         "What can be seen: differences to vanilla vary between seeds with a standard deviation of "
-        f"{100 * found.sd:.1f} points (pooled over {found.pairs} pairs), of which the luck of {found.tasks} test tasks "
-        f"can be up to {100 * found.sampling:.1f}. At 80 % power and a two-sided 5 %, {seeds} All seeds are tested on "
-        "the same tasks, so none of this tells what other tasks would show."
+        f"{100 * found.sd:.1f} points (pooled over {found.pairs} pairs){luck}. At 80 % power and a two-sided 5 %, "
+        f"{seeds} All seeds are tested on the same tasks, so none of this tells what other tasks would show."
     )
 
 
@@ -246,7 +327,11 @@ def _table(head: Sequence[str], arms: Iterable[str], row: Callable[[str], Sequen
         new = statistics.part_of(arm)
         lines.append([new if new != part else "", f"`{arm}`", *row(arm)])
         part = new
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return _markdown(lines)
+
+
+def _markdown(lines: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _change(first: float | None, last: float | None) -> str:

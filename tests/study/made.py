@@ -38,6 +38,7 @@ def record(
         "by_category": {s: dict.fromkeys(CATEGORIES, v) for s, v in success.items()},
         "after_error": 0.25,
         "n_error": 100,
+        "n_test": 400,
         "validation": [list(point) for point in validation],
         "cost": {"episodes": ROUNDS * 128, "sampled_tokens": 2e5, "processed_tokens": 1e6, "seconds": 90.0},
         "curves": {name: [None] * ROUNDS for name in CURVES} | (curves or {}),

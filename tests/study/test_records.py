@@ -14,8 +14,8 @@ CONFIG = {"tasks_per_round": 4, "rollouts": 8}
 
 def round_values(r):
     return {
-        "train/success_bare": 0.1 * r + 1 / 3,
-        "train/success_cued": math.nan if r == 2 else 0.5,
+        "groups/informative": 0.1 * r + 1 / 3,
+        "groups/all_fail": math.nan if r == 2 else 0.5,
         "refused/bare": 3.0,
         "profile/pass": 0.25,
         "train/sampled_tokens": 1234567.0,
@@ -56,7 +56,7 @@ def test_a_record_holds_what_the_run_wrote(workdir):
     assert (record["after_error"], record["n_error"]) == (0.25, 4.0)
     assert record["validation"] == [[1, 0.2], [2, 0.4]]
     assert record["curves"].keys() == set(CURVES)
-    assert record["curves"]["train/success_cued"] == [0.5, None] and record["curves"]["weight/gain"] == [None, None]
+    assert record["curves"]["groups/all_fail"] == [0.5, None] and record["curves"]["weight/gain"] == [None, None]
     assert record["cues"] == [["recovery_failure"], []]
 
 
@@ -91,7 +91,7 @@ def test_records_come_back_and_the_same_ones_give_the_same_bytes(workdir, tmp_pa
     kept = load(paths[0])
     assert [differences(a, b) for a, b in zip(records, kept, strict=True)] == [[], []]
     assert kept[0]["cost"] == records[0]["cost"]  # counts are not rounded
-    assert kept[0]["curves"]["train/success_bare"] == [0.433333, 0.533333]
+    assert kept[0]["curves"]["groups/informative"] == [0.433333, 0.533333]
     save(paths[1], kept)
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert len(gzip.decompress(paths[0].read_bytes()).splitlines()) == 2

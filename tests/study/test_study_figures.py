@@ -30,11 +30,6 @@ def test_every_arm_has_its_interval_in_the_forest():
     assert list(dots[0].get_xdata()) == [pytest.approx(100 * gain.mean)]
 
 
-def test_closed_loop_arms_are_those_whose_cues_follow_the_profile():
-    assert {"full", "half", "anneal", "cap_only"} <= set(figures.CLOSED_LOOP) <= set(ARMS)
-    assert not {"vanilla", "no_environment", "no_closed_loop", "release", "turn"} & set(figures.CLOSED_LOOP)
-
-
 def test_rounds_without_a_value_are_left_out():
     runs = [record(curves={"x": [None, 0.2, 0.4]}), record(seed=1, curves={"x": [None, 0.4]})]
     assert figures.over_rounds(runs, "x") == [(2, pytest.approx(0.3)), (3, 0.4)]
@@ -45,8 +40,9 @@ def test_rounds_without_a_value_are_left_out():
 
 
 def test_what_there_is_nothing_to_draw_of_is_left_out(tmp_path):
-    """Vanilla alone, never validated and without a single value in its curves."""
-    assert figures.draw([record(validation=[])], tmp_path) == figures.draw([], tmp_path) == []
+    """Vanilla alone, never validated and without a single value in its curves; and a start without vanilla."""
+    alone = [record(validation=[]), record("full", start="sometimes")]
+    assert figures.draw(alone, tmp_path) == figures.draw([], tmp_path) == []
     with pytest.raises(ValueError, match="start never, size small: no record of arm 'vanilla'"):
         figures.draw([record("full")], tmp_path)
 

@@ -1,7 +1,10 @@
 """The study's tables on records whose answers are known."""
 
+from dataclasses import replace
+
 import pytest
 
+from configs.toolbox import ARMS
 from experiments.study import statistics, tables
 
 from .made import ROUNDS, record, study
@@ -22,15 +25,16 @@ def pair():
     """Vanilla 0.30, 0.32 and half 0.40, 0.44: +0.10 and +0.12."""
     halves = ("recovery_failure",), ()
     curves = {
-        "groups/informative": [0.2, 0.4] * 6,
+        "groups/informative": [0.2, 0.4] * 5 + [0.0, 0.6],
         "groups/all_fail": [None, 0.5] * 6,
         "refused/bare": [0.0, 10.0, 10.0, 5.0] + [9.0] * 4 + [10.0, 10.0, 10.0, 20.0],
         "refused/bare/passed": [0.0, 1.0, 2.0, 2.0] + [9.0] * 4 + [10.0, 5.0, 5.0, 20.0],
-        "weight/gain": [1.2, 1.6] * 6,
-        "advantage_mass/pass": [0.2] * 12,
-        "advantage_mass/recovery_failure": [0.5] * 12,
-        "advantage_mass/state_mismatch": [0.25] * 12,
-        "advantage_mass/response_mismatch": [0.05] * 12,
+        # The eleventh round taught nothing.
+        "weight/gain": [1.2, 1.6] * 5 + [0.0, 1.4],
+        "advantage_mass/pass": [0.2] * 10 + [0.0, 0.2],
+        "advantage_mass/recovery_failure": [0.5] * 10 + [0.0, 0.5],
+        "advantage_mass/state_mismatch": [0.25] * 10 + [0.0, 0.25],
+        "advantage_mass/response_mismatch": [0.05] * 10 + [0.0, 0.05],
         "profile/pass": [0.25, *[0.5] * 10, 0.75],
     }
     vanilla = [record(seed=s, test=0.3 + 0.02 * s) for s in range(2)]
@@ -38,7 +42,7 @@ def pair():
         record("half", s, test=0.4 + 0.04 * s, curves=curves, cues=[halves[r >= 6 + 3 * s] for r in range(ROUNDS)])
         for s in range(2)
     ]
-    return tables.report(vanilla + half, tasks=400)
+    return tables.report(vanilla + half)
 
 
 def test_results(pair):
@@ -52,14 +56,66 @@ def test_results(pair):
         "- vanilla": "+11.0 [-1.7, +23.7]",
         "verdict": "not shown",
         "ood": "32.0 ± 25.4",
-        "cued": "62.0 ± 25.4",
-        "after an error": "25.0 ± 0.0",
+        "three cues shown": "62.0 ± 25.4",
+        "after an error": "25.0 of 100",
         "episodes to vanilla's last validation": "1,536",
         "episodes": "1,536",
         "k sampled tokens": "200",
         "seconds": "90",
     }
     assert found["vanilla"]["- vanilla"] == found["vanilla"]["verdict"] == ""
+
+
+def test_one_part_at_a_time():
+    """half_strip is half and one thing more: +0.05, +0.07 on the seeds both have; half's own partner has no run."""
+    records = [record(seed=s) for s in range(3)]
+    records += [record("half", s, test=0.4) for s in range(2)]
+    records += [record("half_strip", s, test=0.45 + 0.02 * s) for s in range(3)]
+    records += [record("turn", 0), record("odd", 0), record("progress", 5)]
+    text = tables.report(records)
+    assert rows(text, "One part at a time") == {
+        "half_strip": {
+            "part": "exposure",
+            "arm": "`half_strip`",
+            "against": "`half`",
+            "what it is": ARMS["half_strip"].says,
+            "seeds": "2",
+            "test": "+6.0 [-6.7, +18.7]",
+            "verdict": "not shown",
+            "ood": "+6.0 [-6.7, +18.7]",
+        }
+    }
+    assert "One part at a time" not in tables.report([record(), record("half")])
+
+
+def test_the_chosen_arm_is_named_with_its_differences():
+    arms = ("vanilla", *statistics.CLOSED_LOOP)
+    records = [
+        record(a, s, start=p, test=0.3 + 0.1 * (a == "anneal"), validation=[(4, 0.3 + 0.15 * (a == "anneal"))])
+        for a in arms
+        for p in ("never", "sometimes")
+        for s in range(2)
+    ]
+    text = tables.report(records)
+    assert f"`anneal` has the highest validation score of the {len(arms) - 1} closed-loop arms: 45.0 %" in text
+    assert "mean over 2 seeds and all starts, size small" in text
+    for start in ("never", "sometimes"):
+        assert f"| `{start}` | +10.0 [+10.0, +10.0] | helps | +10.0 [+10.0, +10.0] |" in text
+    text = tables.report(records[:-1])
+    assert "Not all arms are finished" in text and "highest validation score" not in text
+
+
+def test_what_an_arm_counts_differently_is_marked():
+    curves = {"groups/informative": [0.4] * ROUNDS, "groups/all_fail": [0.2] * ROUNDS, "weight/gain": [1.5] * ROUNDS}
+    curves |= {"advantage_mass/pass": [0.7] * ROUNDS}
+    names = ("no_environment", "random", "release", "progress")
+    text = tables.report([record(), *(record(arm, curves=curves) for arm in names)])
+    found = rows(text, "What happened in training")
+    assert {a: found[a]["groups with signal"] for a in names} == dict.fromkeys(names, "40.0") | {"progress": "40.0*"}
+    assert found["progress"]["all-fail groups"] == "20.0*" and found["vanilla"]["all-fail groups"] == "-"
+    assert "\\* `progress`: counted on its own rewards." in text
+    assert [found[a]["advantage on"] for a in names] == ["pass 70", "-", "-", "pass 70"]
+    assert {found[a]["weight gain"] for a in names} == {"1.50"}
 
 
 def test_categories(pair):
@@ -84,6 +140,7 @@ def test_mechanisms(pair):
         "advantage on": "recovery failure 50, state mismatch 25, pass 20",
     }
     assert set(found["vanilla"].values()) == {"paper", "`vanilla`", "-", "+20.0"}
+    assert "own rewards" not in pair
 
 
 def test_profiles_and_cues(pair):
@@ -94,12 +151,14 @@ def test_profiles_and_cues(pair):
 
 
 def test_the_power_note_says_what_was_computed(pair):
-    found = statistics.Power(0.03, 8, 0.05, 0.033, 400, 4, 24, 16, None)
+    found = statistics.Power(0.03, 8, 0.05, 4, 24, statistics.Tasks(400, 0.033, 16, None))
     note = tables.power_note(found)
     assert "deviation of 5.0 points" in note and "400 test tasks can be up to 3.3." in note
     assert "takes 24 seeds; up to 4 were run. More tasks would bring that down to 16 seeds at best" in note
     assert "no number of them would do with 4 seeds" in note
-    enough = statistics.Power(0.03, 8, 0.01, 0.033, 400, 8, 4, 2, 100)
+    old = tables.power_note(replace(found, tasks=None))
+    assert "(pooled over 8 pairs). At 80 %" in old and "takes 24 seeds; up to 4 were run. All seeds are" in old
+    enough = statistics.Power(0.03, 8, 0.01, 8, 4, statistics.Tasks(400, 0.033, 2, 100))
     assert "4 seeds are enough to see 3 points; up to 8 were run." in tables.power_note(enough)
     assert "What can be seen" in pair
 
@@ -111,18 +170,26 @@ def test_a_study_that_is_half_way_is_reported():
     found = rows(text, "### Start")
     assert found["full"]["- vanilla"] == "+0.0 [-]" and found["full"]["test"] == "30.0 ± -"
     assert found["full"]["episodes to vanilla's last validation"] == found["full"]["after an error"] == "-"
-    assert found["half"]["- vanilla"] == found["half"]["cued"] == "-" and found["half"]["verdict"] == "not shown"
+    assert found["half"]["- vanilla"] == found["half"]["three cues shown"] == "-"
+    assert found["half"]["verdict"] == "not shown"
     assert "cannot be said yet" in text
     assert not any(word in text.lower() for word in ("nan", "none", "inf"))
     assert tables.report([]) == "No run is finished yet.\n"
     assert "by category" not in tables.report([record()])
     with pytest.raises(ValueError, match="start sometimes"):
         tables.report([record("full", start="sometimes")])
+    left = tables.report([record(), record("full", start="sometimes")])
+    assert "Left out, since vanilla has no run there yet: start `sometimes`, small." in left
+    assert "### Start `sometimes`" not in left and "Left out" not in text
 
 
 def test_a_whole_study_has_a_section_for_each_start_and_size():
     text = tables.report(study(seeds=2))
+    for table in (part.splitlines() for part in text.split("\n\n") if part.startswith("|")):
+        # Whatever its cells say, every line has as many.
+        assert len({line.replace("\\|", "").count("|") for line in table}) == 1, table[0]
     assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "### Chosen on validation",
         "### Start `never`, small",
         "### Start `never`, large",
         "### Start `sometimes`, small",
