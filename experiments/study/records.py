@@ -3,7 +3,8 @@
     {"start", "arm", "seed", "size": which run it was
      "rounds": trained, "reported_round": the round chosen on validation
      "success": {"test", "ood", "test_cued"}, shares of tasks; "by_category": {split: {category: share}}
-     "after_error": share of the test episodes that met a refusal and succeeded, "n_error": how many met one
+     "n_test": episodes of test, "n_error": of these, how many met a refusal, "after_error": share of those that
+        succeeded
      "validation": [[round, share], ...]
      "cost": {"episodes", "sampled_tokens", "processed_tokens", "seconds"}, of training (rollouts and updates) alone
      "curves": {metric: one value a round, null where there was none}, see CURVES
