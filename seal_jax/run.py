@@ -397,7 +397,7 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
     out["train/success_bare"] = success([r for r in rows if not r[0].cued])
     out["train/success_cued"] = success([r for r in rows if r[0].cued])
     for name, chosen in (("bare", [r for r in rows if not r[0].cued]), ("cued", [r for r in rows if r[0].cued])):
-        out[f"refused/{name}"], out[f"refused/{name}/passed"] = refused_turns([v for _, v, _ in chosen])
+        out[f"refused/{name}"], out[f"refused/{name}/repaired"] = refused_turns([v for _, v, _ in chosen])
     out["train/rows_with_cues"] = sum(has_cues(x) for x, _, _ in rows) / len(rows)
     out["train/truncated"] = sum(x.stop == "truncated" for x, _, _ in rows) / len(rows)
     out["train/parse_errors"] = sum(s.error is not None for s in steps) / max(1, len(steps))
@@ -410,14 +410,14 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
 
 
 def refused_turns(verdicts: Sequence[Verdict]) -> tuple[float, float]:
-    """How many turns there were in which a tool refused a call and a call was asked for, and how many of these the
-    policy passed nevertheless."""
-    met = [
-        turn.passed is True
-        for v in verdicts
-        for turn in v.turns
-        if not turn.abstain and any(r.error == "tool_error" for step in turn.steps for r in step.results)
-    ]
+    """How many turns there were in which a tool refused a call and a call was asked for, and in how many of these the
+    same call was made again, and taken."""
+    met = []
+    for turn in (turn for v in verdicts for turn in v.turns if not turn.abstain):
+        results = [r for step in turn.steps for r in step.results]
+        refused = [(i, r.call) for i, r in enumerate(results) if r.error == "tool_error"]
+        if refused:
+            met.append(any(r.ok and r.call == call for i, call in refused for r in results[i + 1 :]))
     return float(len(met)), float(sum(met))
 
 

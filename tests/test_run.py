@@ -102,9 +102,9 @@ REFUSED = Verdict(
     0.0,
     "state_mismatch",
     (
-        turn(True, "tool_error", None),  # refused, and repaired
-        turn(False, None, "tool_error", "tool_error"),  # refused twice: one turn
-        turn(True, None),  # nothing was refused
+        turn(False, "tool_error", "none"),  # refused and taken, whatever else went wrong
+        turn(False, "none", "tool_error", "tool_error"),  # refused twice: one turn
+        turn(True, "none"),  # nothing was refused
         turn(False, "env_error"),  # not the tool's doing
         turn(False, "tool_error", abstain=True),  # no call was asked for
         turn(None),
@@ -117,16 +117,28 @@ def test_refused_turns_are_counted(verdicts, counted):
     assert refused_turns(verdicts) == counted
 
 
+def test_another_call_repairs_nothing_by_itself():
+    refused, other = CallResult(Call("add", {"id": "a1"}), "", "tool_error"), CallResult(Call("thaw", {"id": "a1"}), "")
+    taken = CallResult(Call("add", {"id": "a1"}), "")
+
+    def turns(*results):
+        step = Step("x", tuple(r.call for r in results), results=results)
+        return [Verdict(0.0, "", (TurnEvidence(0, True, False, False, (step,)),))]
+
+    assert refused_turns(turns(refused, other)) == (1.0, 0.0)
+    assert refused_turns(turns(refused, other, taken)) == (1.0, 1.0)
+
+
 def test_refused_turns_are_told_apart_by_what_their_rows_saw():
     def row(cued, verdict):
         return Trajectory("t", "base", 0, 1, cued, (1,), (), ((Step("hello"),),), "completed"), verdict, Diagnosis(())
 
-    repaired = Verdict(1.0, "valid", (turn(True, "tool_error"),))
+    repaired = Verdict(1.0, "valid", (turn(True, "tool_error", "none"),))
     metrics = round_metrics([row(False, REFUSED), row(True, repaired), row(True, repaired), row(True, REFUSED)])
     found = {name: value for name, value in metrics.items() if name.startswith("refused/")}
     assert found == {
         "refused/bare": 2.0,
-        "refused/bare/passed": 1.0,
+        "refused/bare/repaired": 1.0,
         "refused/cued": 4.0,
-        "refused/cued/passed": 3.0,
+        "refused/cued/repaired": 3.0,
     }

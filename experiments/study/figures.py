@@ -231,7 +231,7 @@ def repair_rates(runs: Iterable[Record]) -> list[tuple[float, float]]:
     """[(round, share of the turns with a refusal, on rows without cues, that were passed)], counted over all runs."""
     runs = list(runs)
     met = dict(_rounds([run["curves"].get("refused/bare") or [] for run in runs], math.fsum))
-    passed = dict(_rounds([run["curves"].get("refused/bare/passed") or [] for run in runs], math.fsum))
+    passed = dict(_rounds([run["curves"].get("refused/bare/repaired") or [] for run in runs], math.fsum))
     return [(r, passed.get(r, 0.0) / n) for r, n in met.items() if n > 0]
 
 

@@ -30,7 +30,7 @@ _COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 #: Metrics of a round that the study draws, tabulates or explains results by.
 CURVES = (
     *("groups/informative", "groups/all_fail", "weight/gain"),
-    *("refused/bare", "refused/bare/passed", "refused/cued", "refused/cued/passed"),
+    *("refused/bare", "refused/bare/repaired", "refused/cued", "refused/cued/repaired"),
     *(f"profile/{label}" for label in _COUNTED),
     *(f"advantage_mass/{label}" for label in _COUNTED),
 )

@@ -9,8 +9,8 @@ from typing import Any
 
 from seal_jax.telemetry.recorder import read_jsonl
 
-#: {"start", "seed", "size", "success": {split: share}, "seconds": of the warm start, "repaired": {"bare": [passed,
-#: refused], "cued": [passed, refused]}}: turns in which a tool refused a call, and those of them that were passed.
+#: {"start", "seed", "size", "success": {split: share}, "seconds": of the warm start, "repaired": {"bare": [repaired,
+#: refused], "cued": [repaired, refused]}}: turns in which a tool refused a call, and those in which it then took it.
 Start = dict[str, Any]
 
 
@@ -26,7 +26,7 @@ def read_start(workdir: Path, probe: Path, **which: Any) -> Start:
             "success": {s: metrics[f"eval/{s}/success"] for s in ("test", "ood", "test_cued")},
             "seconds": json.loads((workdir / "summary.json").read_text())["warm_start/seconds"],
             "repaired": {
-                k: [int(round_1[f"refused/{k}/passed"]), int(round_1[f"refused/{k}"])] for k in ("bare", "cued")
+                k: [int(round_1[f"refused/{k}/repaired"]), int(round_1[f"refused/{k}"])] for k in ("bare", "cued")
             },
         }
     except KeyError as missing:

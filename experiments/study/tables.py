@@ -220,7 +220,7 @@ def repairs(runs: Iterable[Record], which: str) -> tuple[float | None, float | N
     least one), counted over all runs; `which` rows: "bare" or "cued". None where no such turn met a refusal."""
     sums = [[0.0, 0.0], [0.0, 0.0]]
     for run in runs:
-        met, passed = (run["curves"].get(f"refused/{which}{end}", []) for end in ("", "/passed"))
+        met, passed = (run["curves"].get(f"refused/{which}{end}", []) for end in ("", "/repaired"))
         third = max(1, len(met) // 3)
         for total, part in zip(sums, (slice(None, third), slice(-third, None)), strict=True):
             total[0] += math.fsum(v or 0.0 for v in met[part])

@@ -8,7 +8,7 @@ the figures and the live display look for:
 | `train/success`, `train/success/<category>` | share of the round's training rows with reward 1 |
 | `train/success_bare`, `train/success_cued` | the same over the rows without and with cues |
 | `refused/bare`, `refused/cued` | turns of those rows in which a tool refused a call |
-| `refused/bare/passed`, ... | how many of these were passed nevertheless |
+| `refused/bare/repaired`, ... | in how many of these the same call was made again, and taken |
 | `groups/informative` | share of groups whose rewards are not all equal |
 | `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
 | `train/reasoning_kept` | per row, messages of finished turns whose reasoning Qwen3's own template would have dropped |

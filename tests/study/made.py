@@ -78,7 +78,7 @@ def _lifelike(start: str, arm: str, seed: int, size: str) -> Record:
         met = [float(draw.randint(20, 60)) if there else 0.0 for _ in range(ROUNDS)]
         rates = towards(0.0 if rows == "bare" else 0.5, 0.6)
         curves[f"refused/{rows}"] = list(met)
-        curves[f"refused/{rows}/passed"] = [float(int(n * (p or 0.0))) for n, p in zip(met, rates, strict=True)]
+        curves[f"refused/{rows}/repaired"] = [float(int(n * (p or 0.0))) for n, p in zip(met, rates, strict=True)]
     on = [("recovery_failure", *(["spurious_tool_call"] if draw.random() < 0.4 else [])) for _ in range(ROUNDS)]
     until = draw.randint(5, ROUNDS)
     cues = [on[i] if exposure > 0 and i < until else () for i in range(ROUNDS)]

@@ -33,7 +33,7 @@ def test_every_arm_has_its_interval_in_the_forest():
 def test_rounds_without_a_value_are_left_out():
     runs = [record(curves={"x": [None, 0.2, 0.4]}), record(seed=1, curves={"x": [None, 0.4]})]
     assert figures.over_rounds(runs, "x") == [(2, pytest.approx(0.3)), (3, 0.4)]
-    met = {"refused/bare": [0.0, 4.0, 5.0], "refused/bare/passed": [0.0, 1.0, 5.0]}
+    met = {"refused/bare": [0.0, 4.0, 5.0], "refused/bare/repaired": [0.0, 1.0, 5.0]}
     assert figures.repair_rates([record(curves=met), record(seed=1, curves=met)]) == [(2, 0.25), (3, 1.0)]
     assert figures.cue_shares([record(cues=[("a",), ()]), record(seed=1, cues=[("a",)])], "a") == [1.0, 0.0]
     assert figures._stretches([0.0, 0.5, 0.5, 1.0, 0.0, 0.5]) == [(2, 2, 0.5), (4, 1, 1.0), (6, 1, 0.5)]

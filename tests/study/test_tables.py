@@ -28,7 +28,7 @@ def pair():
         "groups/informative": [0.2, 0.4] * 5 + [0.0, 0.6],
         "groups/all_fail": [None, 0.5] * 6,
         "refused/bare": [0.0, 10.0, 10.0, 5.0] + [9.0] * 4 + [10.0, 10.0, 10.0, 20.0],
-        "refused/bare/passed": [0.0, 1.0, 2.0, 2.0] + [9.0] * 4 + [10.0, 5.0, 5.0, 20.0],
+        "refused/bare/repaired": [0.0, 1.0, 2.0, 2.0] + [9.0] * 4 + [10.0, 5.0, 5.0, 20.0],
         # The eleventh round taught nothing.
         "weight/gain": [1.2, 1.6] * 5 + [0.0, 1.4],
         "advantage_mass/pass": [0.2] * 10 + [0.0, 0.2],
