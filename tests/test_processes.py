@@ -24,7 +24,7 @@ from tests import one_of_many
 
 ROOT = Path(__file__).parents[1]
 #: The noise of the clock, and what is counted per process.
-OWN = ("time/", "seconds/", "count/", "memory/", "compilations")
+OWN = ("time/", "rollout/", "seconds/", "count/", "memory/", "compilations")
 
 
 def environment(devices=1):
