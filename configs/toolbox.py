@@ -152,6 +152,7 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.eval.before = False
     c.eval.every, c.eval.val = 4, 60
     c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
+    c.eval.cued_tasks = 100
     c.checkpoint.every = 4
     if setting == "anneal":
         c.interface.anneal_rounds = 3 * c.rounds // 4

@@ -46,6 +46,7 @@ _SMOKE = {
     "eval.test": "8",
     "eval.ood": "8",
     "eval.val": "8",
+    "eval.cued_tasks": "4",
 }
 _SMOKE_ROUNDS = {"rounds": "2", "eval.every": "1"}
 
@@ -179,7 +180,7 @@ def _study(options: argparse.Namespace) -> Study:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, ... (default 5)")
+    parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default 3)")
     parser.add_argument("--arms", default="", help="only these (and vanilla), separated by commas")
     parser.add_argument("--starts", default=",".join(START_NAMES), help="only these, separated by commas")
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")

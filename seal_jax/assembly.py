@@ -303,6 +303,18 @@ def split_tasks(config: ConfigDict, suite: Suite, split: str) -> Sequence[Task]:
     return tasks if wanted < 0 else balanced(tasks, wanted)
 
 
+def cued_tasks(config: ConfigDict, test: Sequence[Task]) -> Sequence[Task]:
+    """The test tasks that are evaluated with cues too: config.eval.cued_tasks of those that are evaluated at all."""
+    wanted = config.eval.cued_tasks
+    if not config.eval.cued or not test:
+        return ()
+    if wanted > len(test):
+        raise ValueError(
+            f"config.eval.cued_tasks={wanted} but {len(test)} test tasks are evaluated; lower it or use -1"
+        )
+    return test if wanted < 0 else balanced(test, wanted)
+
+
 def balanced(tasks: Sequence[Task], wanted: int) -> list[Task]:
     """`wanted` of the tasks, in their order: the categories take turns, and within a category its domains.
 

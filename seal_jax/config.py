@@ -142,6 +142,7 @@ def default_config() -> ConfigDict:
     # Labels whose cues are shown in one more evaluation of test, "test_cued": how much a policy leans on them. No
     # score: the interface is gone at evaluation. () = leave it out.
     c.eval.cued = ()
+    c.eval.cued_tasks = -1  # of test, in that evaluation; -1 = all that are evaluated
     c.eval.category = ""  # evaluate only this category of each split; "" = all
     # How evaluated episodes are played: "seal" (as in training: config.limits) or "official" (as
     # the benchmark's own package does). Reports play all of them, validation the first.
@@ -166,7 +167,7 @@ def validate(config: ConfigDict) -> None:
     at_least(config, "policy.lora_rank", 0)
     if config.policy.lora_alpha <= 0:
         raise ValueError(f"config.policy.lora_alpha={config.policy.lora_alpha} must be above 0, e.g. the rank")
-    for split in ("val", *REPORTED):
+    for split in ("val", *REPORTED, "cued_tasks"):
         at_least(config, f"eval.{split}", -1)
     if config.eval.every and not config.eval.val:
         raise ValueError(
@@ -286,6 +287,8 @@ def check_cued(config: ConfigDict) -> None:
     cued = tuple(config.eval.cued)
     if len(set(cued)) < len(cued) or not set(cued) <= set(FAILURE_LABELS):
         raise ValueError(f"config.eval.cued={cued} must name some of the failure labels {FAILURE_LABELS}, each once")
+    if cued and config.eval.cued_tasks == 0:
+        raise ValueError("config.eval.cued_tasks=0 leaves nothing to show cues in; set config.eval.cued=(), or to -1")
 
 
 def check_protocols(config: ConfigDict) -> None:

@@ -82,12 +82,12 @@ def run_evaluation(run: Run, split: str, protocol: Protocol, known: Evaluation |
         return evaluate(run.acting_params(), collector, tasks, split, run.evaluating(split, protocol), known)
 
 
-def run_cued_evaluation(run: Run, split: str) -> Evaluation:
-    """The same with the cues of config.eval.cued: how much the policy leans on them."""
+def run_cued_evaluation(run: Run) -> Evaluation:
+    """Test tasks with the cues of config.eval.cued: how much the policy leans on them."""
     with run.timer.phase("evaluation"):
-        tasks, shown = run.eval_tasks[split], run.shown_in_cued_evaluation
-        seen = run.evaluating(split, "seal", cued=True)
-        return cued_evaluation(run.acting_params(), run.collector, tasks, split, shown, seen)
+        seen = run.evaluating("test", "seal", cued=True)
+        shown = run.shown_in_cued_evaluation
+        return cued_evaluation(run.acting_params(), run.collector, run.cued_tasks, "test", shown, seen)
 
 
 def report(run: Run, when: str) -> None:
@@ -97,8 +97,8 @@ def report(run: Run, when: str) -> None:
         for protocol in run.protocols:
             known[protocol] = run_evaluation(run, split, protocol, known.get(protocol))
             run.reported(when, known[protocol])
-    if run.config.eval.cued and run.eval_tasks["test"]:
-        run.reported(when, run_cued_evaluation(run, "test"))
+    if run.cued_tasks:
+        run.reported(when, run_cued_evaluation(run))
 
 
 def export(run: Run) -> None:

@@ -86,6 +86,7 @@ class Run:
         mesh = assembly.build_mesh(config)
         self.suite = assembly.build_suite(config)
         self.eval_tasks = {s: assembly.split_tasks(config, self.suite, s) for s in ("val", *REPORTED)}
+        self.cued_tasks = assembly.cued_tasks(config, self.eval_tasks["test"])
         train_tasks = self.suite.tasks("train")
         self.batches = task_batches(
             train_tasks,

@@ -18,6 +18,7 @@ from seal_jax.assembly import (
     build_suite,
     check_prompts,
     check_settings,
+    cued_tasks,
     interface_settings,
     learner_settings,
     split_tasks,
@@ -82,6 +83,7 @@ def check_refused(changes, message):
         ("loss.reweight", "papr", "config.loss.reweight='papr' is not known"),
         ("eval.cued", ("missing_call",), r"config.eval.cued=\('missing_call',\) must name some of the failure labels"),
         ("eval.cued", ("pass",), r"config.eval.cued=\('pass',\) must name some of the failure labels"),
+        ("eval.cued_tasks", -2, "config.eval.cued_tasks=-2: must be at least -1"),
         ("eval.cued", ("state_mismatch",) * 2, "config.eval.cued=.* each once"),
         ("interface.exposure", 0.01, "config.interface.exposure=0.01 of 8 rollouts is 0 cued rows"),
         ("interface.exposure", 0.99, "config.interface.exposure=0.99 of 8 rollouts is 8 cued rows"),
@@ -148,6 +150,20 @@ def test_every_part_of_a_schema_cue_can_be_chosen():
     config.interface.schema_parts = ("requird",)
     with pytest.raises(ValueError, match="interface.schema_parts holds 'requird'"):
         check_settings(config)
+
+
+def test_a_cued_evaluation_may_have_a_part_of_test():
+    config = toolbox.get_config("half")
+    test = split_tasks(config, build_suite(config), "test")
+    some = cued_tasks(config, test)
+    assert len(some) == 100 and set(some) < set(test)
+    assert set(Counter(t.category for t in some).values()) == {25}
+    with pytest.raises(ValueError, match="config.eval.cued_tasks=100 but 40 of test are evaluated; lower it or use -1"):
+        cued_tasks(config, test[:40])
+    config.eval.cued_tasks = -1
+    assert cued_tasks(config, test[:40]) == test[:40]
+    config.eval.cued = ()
+    assert cued_tasks(config, test) == ()
 
 
 def test_a_cued_evaluation_shows_the_same_whatever_the_run_trains_with():
