@@ -158,7 +158,7 @@ def test_a_cued_evaluation_may_have_a_part_of_test():
     some = cued_tasks(config, test)
     assert len(some) == 100 and {t.id for t in some} < {t.id for t in test}
     assert set(Counter(t.category for t in some).values()) == {25}
-    with pytest.raises(ValueError, match="config.eval.cued_tasks=100 but 40 of test are evaluated; lower it or use -1"):
+    with pytest.raises(ValueError, match="config.eval.cued_tasks=100 but 40 test tasks are evaluated; lower"):
         cued_tasks(config, test[:40])
     config.eval.cued_tasks = -1
     assert cued_tasks(config, test[:40]) == test[:40]
