@@ -112,8 +112,7 @@ def check(study: Study, name: str) -> int:
     job = jobs[name]
     workdir = study.out / "check" / name
     shutil.rmtree(workdir, ignore_errors=True)
-    argv = tuple(f"--workdir={workdir}" if a.startswith("--workdir=") else a for a in job.argv)
-    again = replace(job, workdir=workdir, argv=argv, needs=())
+    again = job.elsewhere(workdir, needs=())
     job.begin()
     carry_out([again], study.out / "check")
     first, second = (records.read_run(j.workdir, **j.which) for j in (job, again))
@@ -129,11 +128,13 @@ def tune(study: Study, cores: int) -> int:
     tried: list[tuple[str, Job]] = []
     for rate in _RATES:
         for job in (j for j in study.jobs() if j.which):
-            workdir = job.workdir.with_name(f"learning_rate={rate}")
-            argv = tuple(f"--workdir={workdir}" if a.startswith("--workdir=") else a for a in job.argv)
-            argv += (f"--config.optimizer.learning_rate={rate}", "--config.eval.test=0", "--config.eval.ood=0")
-            settings = f"{job.settings} {rate}"
-            tried.append((rate, replace(job, name=f"{job.name} {rate}", workdir=workdir, argv=argv, settings=settings)))
+            job = job.elsewhere(
+                job.workdir.with_name(f"learning_rate={rate}"),
+                name=f"{job.name} {rate}",
+                settings=f"{job.settings} {rate}",
+            )
+            flags = (f"--config.optimizer.learning_rate={rate}", "--config.eval.test=0", "--config.eval.ood=0")
+            tried.append((rate, replace(job, argv=job.argv + flags)))
     carry_out([*making, *(job for _, job in tried)], study.out, cores)
     print("| start | learning rate | validation by round |\n| --- | --- | --- |")
     for rate, job in tried:

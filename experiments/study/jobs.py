@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ class Job:
     def done(self) -> bool:
         """The summary is the last thing that a run writes."""
         return (self.workdir / "summary.json").exists()
+
+    def elsewhere(self, workdir: Path, **changes: Any) -> Job:
+        """The same run in another folder."""
+        argv = tuple(f"--workdir={workdir}" if a.startswith("--workdir=") else a for a in self.argv)
+        return replace(self, workdir=workdir, argv=argv, **changes)
 
     def begin(self) -> None:
         """Marks the workdir as this job's. ValueError if another recipe or other flags began it."""
