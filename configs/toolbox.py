@@ -146,12 +146,14 @@ def get_config(setting: str = "full") -> ConfigDict:
         raise ValueError(f"configs/toolbox.py:{setting} is not known; choose one of {sorted([*ARMS, *STARTS])}")
     c = quickstart.get_config()
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
+    # As many scenarios as tasks are evaluated: the four tasks of one are solved or failed together.
+    c.suite_options.val, c.suite_options.test, c.suite_options.ood = 100, 400, 100
     c.rounds = 12
     c.loss.reweight = "none"
     c.optimizer.learning_rate = 3e-4
     c.eval.before = False
-    c.eval.every, c.eval.val = 4, 60
-    c.eval.test, c.eval.ood, c.eval.cued = -1, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
+    c.eval.every, c.eval.val = 4, 100
+    c.eval.test, c.eval.ood, c.eval.cued = 400, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
     c.eval.cued_tasks = 100
     c.checkpoint.every = 4
     if setting == "anneal":

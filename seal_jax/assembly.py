@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -316,23 +316,27 @@ def cued_tasks(config: ConfigDict, test: Sequence[Task]) -> Sequence[Task]:
 
 
 def balanced(tasks: Sequence[Task], wanted: int) -> list[Task]:
-    """`wanted` of the tasks, in their order: the categories take turns, and within a category its domains.
+    """`wanted` of the tasks, in their order. Categories take turns, and each gives a task of a scenario that was taken
+    least so far (tasks of one scenario are solved or failed together), of those one of its domain taken least.
 
     (Every n-th task would not do for any n: suites put categories and domains in a regular order.)
     """
-
-    def take_turns(places: Sequence[int], key: Callable[[Task], Hashable]) -> list[int]:
-        """The places so ordered that the values of `key` take turns; a stable order among equals."""
-        seen: Counter[Hashable] = Counter()
-        turn = {}
-        for i in places:
-            turn[i] = seen[key(tasks[i])]
-            seen[key(tasks[i])] += 1
-        return sorted(places, key=lambda i: turn[i])
-
-    by_domain = take_turns(range(len(tasks)), lambda t: (t.category, t.domains))
-    chosen = take_turns(by_domain, lambda t: t.category)[:wanted]
+    left: dict[str, list[int]] = {}
+    for i, task in enumerate(tasks):
+        left.setdefault(task.category, []).append(i)
+    taken: Counter[Hashable] = Counter()
+    chosen: list[int] = []
+    while len(chosen) < wanted:
+        for category in [c for c in left if left[c]][: wanted - len(chosen)]:
+            best = min(left[category], key=lambda i: (taken[tasks[i].scenario], taken[_place(tasks[i])], i))
+            left[category].remove(best)
+            taken.update((tasks[best].scenario, _place(tasks[best])))
+            chosen.append(best)
     return [tasks[i] for i in sorted(chosen)]
+
+
+def _place(task: Task) -> Hashable:
+    return task.category, task.domains
 
 
 def check_prompts(config: ConfigDict, tasks: Sequence[Task], collector: Collector) -> int:

@@ -224,9 +224,22 @@ def test_a_part_of_a_split_holds_every_category_alike(toolbox_suite, split, size
 
 
 def test_a_part_larger_than_a_category_takes_the_rest_from_the_others():
-    tasks = [SimpleNamespace(category=c, domains=("x",), i=i) for i, c in enumerate("aaaaabb")]
+    tasks = [SimpleNamespace(category=c, domains=("x",), scenario=i, i=i) for i, c in enumerate("aaaaabb")]
     assert [t.i for t in balanced(tasks, 6)] == [0, 1, 2, 3, 5, 6]
     assert balanced(tasks, 7) == tasks
+
+
+def test_a_part_takes_as_many_scenarios_as_it_can():
+    config = toolbox.get_config("vanilla")
+    suite = build_suite(config)
+    for split, n in (("test", 400), ("val", 100), ("ood", 100)):
+        tasks = split_tasks(config, suite, split)
+        assert len({t.scenario for t in tasks}) == len(tasks) == n
+        assert set(Counter(t.category for t in tasks).values()) == {n // 4}
+        places = Counter((t.category, t.domains) for t in tasks)
+        assert max(places.values()) - min(places.values()) <= 1
+    some = cued_tasks(config, split_tasks(config, suite, "test"))
+    assert len({t.scenario for t in some}) == 100
 
 
 def test_a_suffix_without_room_for_a_message_is_refused():
