@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study import statistics
-from experiments.study.records import Record
+from experiments.study.records import COUNTED, Record
 from experiments.study.statistics import CLOSED_LOOP, REFERENCE, Arms, Place, success
 from seal_jax.telemetry.drawing import curve, drawing, end_labels, panels, percent, save, titled
 from seal_jax.telemetry.style import GRID, INK, LABEL_COLOURS, MUTED, in_order, words
-from seal_jax.types import EXCLUDED_LABELS, FAILURE_LABELS, LABELS
+from seal_jax.types import FAILURE_LABELS
 
 #: Arms with curves of their own, and the same colour everywhere.
 ARM_COLOURS = {
@@ -228,11 +228,11 @@ def over_rounds(runs: Iterable[Record], name: str) -> list[tuple[float, float]]:
 
 
 def repair_rates(runs: Iterable[Record]) -> list[tuple[float, float]]:
-    """[(round, share of the turns with a refusal, on rows without cues, that were passed)], counted over all runs."""
+    """[(round, share of bare rows' turns with a refused call in which it was then taken)], counted over all runs."""
     runs = list(runs)
     met = dict(_rounds([run["curves"].get("refused/bare") or [] for run in runs], math.fsum))
-    passed = dict(_rounds([run["curves"].get("refused/bare/repaired") or [] for run in runs], math.fsum))
-    return [(r, passed.get(r, 0.0) / n) for r, n in met.items() if n > 0]
+    repaired = dict(_rounds([run["curves"].get("refused/bare/repaired") or [] for run in runs], math.fsum))
+    return [(r, repaired.get(r, 0.0) / n) for r, n in met.items() if n > 0]
 
 
 def _rounds(
@@ -251,16 +251,12 @@ def labels(found: Mapping[Place, Arms]) -> Any:
     """The label profile over rounds, stacked, mean over seeds: a row of panels for each start."""
     names = [arm for arm in PROFILED if any(arm in arms for arms in found.values())]
     profiles = {
-        (place, arm): {
-            label: dict(over_rounds(arms[arm].values(), f"profile/{label}"))
-            for label in LABELS
-            if label not in EXCLUDED_LABELS
-        }
+        (place, arm): {label: dict(over_rounds(arms[arm].values(), f"profile/{label}")) for label in COUNTED}
         for place, arms in found.items()
         for arm in names
         if arm in arms
     }
-    shown = [label for label in LABELS if any(any(p.get(label, {}).values()) for p in profiles.values())]
+    shown = [label for label in COUNTED if any(any(p.get(label, {}).values()) for p in profiles.values())]
     if not shown:
         return None
     figure, axes = panels(len(found) * len(names), width=3.3, height=2.7, columns=len(names))

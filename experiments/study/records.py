@@ -26,13 +26,14 @@ from seal_jax.telemetry.recorder import read_jsonl
 from seal_jax.types import EXCLUDED_LABELS, LABELS
 
 Record = dict[str, Any]
-_COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
+#: Labels that say something of the policy.
+COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 #: Metrics of a round that the study draws, tabulates or explains results by.
 CURVES = (
     *("groups/informative", "groups/all_fail", "weight/gain"),
     *("refused/bare", "refused/bare/repaired", "refused/cued", "refused/cued/repaired"),
-    *(f"profile/{label}" for label in _COUNTED),
-    *(f"advantage_mass/{label}" for label in _COUNTED),
+    *(f"profile/{label}" for label in COUNTED),
+    *(f"advantage_mass/{label}" for label in COUNTED),
 )
 #: Phases of a round that are its own, beside its rollouts. (An evaluation decodes too, in a later round's lap.)
 _JUDGED_AND_LEARNED = ("diagnosis", "update")

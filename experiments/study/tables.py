@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from configs.toolbox import ARMS
 from experiments.study import statistics
 from experiments.study.jobs import SIZES, START_NAMES
-from experiments.study.records import Record
+from experiments.study.records import COUNTED, Record
 from experiments.study.statistics import REFERENCE, Arms, Estimate, Place, Power, Value, success
 from seal_jax.telemetry.style import in_order, words
-from seal_jax.types import EXCLUDED_LABELS, FAILURE_LABELS, LABELS
+from seal_jax.types import FAILURE_LABELS
 
 #: What a cell says where there is nothing to say.
 NOTHING = "-"
 _SPLITS = {"test": "test", "ood": "out of distribution"}
-_COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 _INTRODUCTION = (
     "Shares in %, differences to vanilla in points, paired by seed; [ ] and ± are 95 % t-intervals over seeds. An arm "
     '"helps" or "hurts" where the interval of its test difference leaves zero out. The arm chosen on validation, '
@@ -195,9 +194,9 @@ def mechanisms(arms: Arms) -> str:
 
     text = (
         "What happened in training. Groups: mean over rounds (signal: their rewards differ). Repairs: turns with a "
-        "refused call that were passed, of all with one, in the first → last third of the rounds, of rows without and "
-        "with cues. Cued - bare score: of the final policy on test. Weight gain: of the advantages' sizes (1 = plain "
-        "GRPO), in rounds with a signal. Advantage on: the labels with the largest shares of it there."
+        "refused call that was made again and taken, of all with one, in the first → last third of the rounds, of rows "
+        "without and with cues. Cued - bare score: of the final policy on test. Weight gain: of the advantages' sizes "
+        "(1 = plain GRPO), in rounds with a signal. Advantage on: the labels with the largest shares of it there."
     )
     own = [f"`{arm}`" for arm in arms if _own_rewards(arm)]
     note = f"\n\n\\* {', '.join(own)}: counted on its own rewards." if own else ""
@@ -216,15 +215,16 @@ def _says_by_label(arm: str) -> bool:
 
 
 def repairs(runs: Iterable[Record], which: str) -> tuple[float | None, float | None]:
-    """The share of turns with a refused call that were passed in the first and in the last third of the rounds (at
-    least one), counted over all runs; `which` rows: "bare" or "cued". None where no such turn met a refusal."""
+    """The share of turns with a refused call in which it was then taken, in the first and in the last third of the
+    rounds (at least one), counted over all runs; `which` rows: "bare" or "cued". None where no such turn met a
+    refusal."""
     sums = [[0.0, 0.0], [0.0, 0.0]]
     for run in runs:
-        met, passed = (run["curves"].get(f"refused/{which}{end}", []) for end in ("", "/repaired"))
+        met, repaired = (run["curves"].get(f"refused/{which}{end}", []) for end in ("", "/repaired"))
         third = max(1, len(met) // 3)
         for total, part in zip(sums, (slice(None, third), slice(-third, None)), strict=True):
             total[0] += math.fsum(v or 0.0 for v in met[part])
-            total[1] += math.fsum(v or 0.0 for v in passed[part])
+            total[1] += math.fsum(v or 0.0 for v in repaired[part])
     first, last = (total[1] / total[0] if total[0] else None for total in sums)
     return first, last
 
@@ -244,7 +244,7 @@ def _over_rounds(runs: Mapping[int, Record], curve: str, *, taught: bool = False
 
 
 def _largest(runs: Mapping[int, Record], most: int = 3) -> str:
-    shares = {label: _over_rounds(runs, f"advantage_mass/{label}", taught=True) for label in _COUNTED}
+    shares = {label: _over_rounds(runs, f"advantage_mass/{label}", taught=True) for label in COUNTED}
     known = sorted(((x.mean, label) for label, x in shares.items() if x and x.mean > 0), key=lambda pair: -pair[0])
     return ", ".join(f"{words(label)} {100 * share:.0f}" for share, label in known[:most]) or NOTHING
 
@@ -260,7 +260,7 @@ def profiles(arms: Arms) -> str:
         found = statistics.mean(arms[arm], end(label, which))
         return None if found is None else found.mean
 
-    shown = [label for label in _COUNTED if any(rate(arm, label, end) for arm in arms for end in (0, -1))]
+    shown = [label for label in COUNTED if any(rate(arm, label, end) for arm in arms for end in (0, -1))]
     if not shown:
         return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from configs.toolbox import ARMS
-from experiments.study.records import _COUNTED, CURVES, Record
+from experiments.study.records import COUNTED, CURVES, Record
 from seal_jax.types import CATEGORIES
 
 ROUNDS = 12
@@ -70,7 +70,7 @@ def _lifelike(start: str, arm: str, seed: int, size: str) -> Record:
     curves: dict[str, list[float | None]] = {"groups/all_fail": towards(0.6, 0.5 - 0.5 * reach)}
     curves["groups/informative"] = towards(0.35, 0.4)
     curves["weight/gain"] = towards(1.0, 1.4)
-    shares = {label: arm_draw.random() for label in _COUNTED}
+    shares = {label: arm_draw.random() for label in COUNTED}
     for label, share in shares.items():
         curves[f"profile/{label}"] = towards(share / sum(shares.values()), 1 / len(shares), 0.0)
         curves[f"advantage_mass/{label}"] = towards(share / sum(shares.values()), 1 / len(shares), 0.0)
