@@ -148,6 +148,8 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
     # As many scenarios as tasks are evaluated: the four tasks of one are solved or failed together.
     c.suite_options.val, c.suite_options.test, c.suite_options.ood = 100, 400, 100
+    # Room for cues: the reference's rows have up to 345 tokens, with three cues 503. None may fail for its length.
+    c.buckets.suffix = (192, 256, 320, 384, 512)
     c.rounds = 12
     c.loss.reweight = "none"
     c.optimizer.learning_rate = 3e-4

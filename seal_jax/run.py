@@ -289,20 +289,27 @@ class Run:
 
     def validated(self, result: Evaluation) -> None:
         self._score = result.success
-        self._record_evaluation(self.round, result, "eval", result.name)
+        self._record_evaluation(self.round, result, result.metrics(), "eval", result.name)
 
     def reported(self, when: str, result: Evaluation) -> None:
-        getattr(self, when)[result.name] = result.outcomes
+        evaluations = getattr(self, when)
+        evaluations[result.name] = result.outcomes
         self._evaluated_by[result.name] = result.protocol
-        self._record_evaluation(self.reported_round, result, "report", f"report.{result.name}")
+        values = result.metrics()
+        if result.cued and result.split in evaluations:  # perhaps played with cues in part
+            bare = evaluations[result.split]
+            values[f"eval/{result.name}/success_bare"] = _mean({task: bare[task] for task in result.rewards})
+        self._record_evaluation(self.reported_round, result, values, "report", f"report.{result.name}")
         if not result.cued:
             self._write_results(when, result)
 
-    def _record_evaluation(self, round: int, result: Evaluation, kind: str, rows_kind: str) -> None:
-        self.recorder.record(round, result.metrics(), kind=kind, protocol=result.protocol)
+    def _record_evaluation(
+        self, round: int, result: Evaluation, values: dict[str, float], kind: str, rows_kind: str
+    ) -> None:
+        self.recorder.record(round, values, kind=kind, protocol=result.protocol)
         rows = list(zip(result.trajectories, result.verdicts, result.diagnoses, strict=True))
         self.recorder.trajectories(round, rows, kind=rows_kind, decode=self.tokenizer.decode)
-        self.progress.evaluation(result.name, result.metrics(), round, protocol=result.protocol)
+        self.progress.evaluation(result.name, values, round, protocol=result.protocol)
 
     def _write_results(self, when: str, result: Evaluation) -> None:
         """The episodes as the benchmark's own package reads them, in workdir/results/<when>/<split>.<protocol>."""
@@ -399,8 +406,9 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
     out["train/success_cued"] = success([r for r in rows if r[0].cued])
     for name, chosen in (("bare", [r for r in rows if not r[0].cued]), ("cued", [r for r in rows if r[0].cued])):
         out[f"refused/{name}"], out[f"refused/{name}/repaired"] = refused_turns([v for _, v, _ in chosen])
+        out[f"train/context_limit_{name}"] = stopped([x for x, _, _ in chosen], "context_limit")
     out["train/rows_with_cues"] = sum(has_cues(x) for x, _, _ in rows) / len(rows)
-    out["train/truncated"] = sum(x.stop == "truncated" for x, _, _ in rows) / len(rows)
+    out["train/truncated"] = stopped([x for x, _, _ in rows], "truncated")
     out["train/parse_errors"] = sum(s.error is not None for s in steps) / max(1, len(steps))
     kept = sum(reasoning_rewrites([[step.text for step in turn] for turn in x.turns]) for x, _, _ in rows)
     out["train/reasoning_kept"] = kept / len(rows)
@@ -408,6 +416,11 @@ def round_metrics(rows: Sequence[tuple[Trajectory, Verdict, Diagnosis]]) -> dict
     out["train/suffix_tokens"] = sum(len(x.suffix_ids) for x, _, _ in rows) / len(rows)
     out["train/sampled_tokens"] = float(sum(x.n_sampled for x, _, _ in rows))
     return out
+
+
+def stopped(trajectories: Sequence[Trajectory], why: str) -> float:
+    """The share of trajectories that ended for this reason; NaN where there is none."""
+    return sum(x.stop == why for x in trajectories) / len(trajectories) if trajectories else float("nan")
 
 
 def refused_turns(verdicts: Sequence[Verdict]) -> tuple[float, float]:

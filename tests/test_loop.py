@@ -147,6 +147,9 @@ def test_a_run_leaves_its_record(straight):
     best = Checkpoints(workdir / "checkpoints").best
     assert best.round == 1  # a tie keeps the older round: what is reported is not the last one
     assert [x["round"] for x in lines if x["kind"] == "report"] == [0, 0, 0, 1, 1, 1]  # test, ood, test_cued
+    reported = [x["metrics"] for x in lines if x["kind"] == "report"]
+    for test, _, cued in (reported[:3], reported[3:]):  # all test tasks were played with cues too
+        assert cued["eval/test_cued/success_bare"] == test["eval/test/success"]
     assert (summary["reported_round"], summary["validation"]) == (best.round, best.score)
     last = [x for x in lines if x["kind"] == "train"][-1]["metrics"]
     for name in ("train/success", "profile/pass", "loss/policy", "loss/kl", "time/extend", "rollout/steps"):

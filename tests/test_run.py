@@ -1,5 +1,6 @@
-"""What the loop asks of a run, without a run: exposure by round, labels dealt out anew, refused turns counted."""
+"""What the loop asks of a run, without a run: exposure by round, labels dealt out anew, turns and rows counted."""
 
+import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -142,3 +143,14 @@ def test_refused_turns_are_told_apart_by_what_their_rows_saw():
         "refused/cued": 4.0,
         "refused/cued/repaired": 3.0,
     }
+
+
+def test_rows_that_were_full_are_told_apart_by_what_they_saw():
+    def row(cued, stop):
+        steps = ((Step("hello"),),)
+        return Trajectory("t", "base", 0, 1, cued, (1,), (), steps, stop), Verdict(0.0, "", ()), Diagnosis(())
+
+    full, whole = row(True, "context_limit"), row(True, "completed")
+    metrics = round_metrics([full, whole, whole, whole, row(False, "completed")])
+    assert (metrics["train/context_limit_cued"], metrics["train/context_limit_bare"]) == (0.25, 0.0)
+    assert math.isnan(round_metrics([full])["train/context_limit_bare"])

@@ -12,8 +12,10 @@ the figures and the live display look for:
 | `groups/informative` | share of groups whose rewards are not all equal |
 | `train/truncated`, `train/parse_errors` | shares of rows that were cut and of messages that were rejected |
 | `train/reasoning_kept` | per row, messages of finished turns whose reasoning Qwen3's own template would have dropped |
+| `train/context_limit_bare`, `train/context_limit_cued` | share of the rows without and with cues that were full |
 | `train/turns` | mean turns reached |
 | `eval/<split>/success`, `eval/<split>/success/<category>` | strict evaluation with the bare interface |
+| `eval/test_cued/success_bare` | success on its tasks as played for `test`, without cues |
 | `eval/<split>/n` | tasks evaluated |
 | `eval/<split>/context_limit` | share of its episodes that filled their row |
 | `eval/<split>/label/<label>` | share of turns with the label in the evaluation |

@@ -18,6 +18,7 @@ import gzip
 import json
 import math
 import os
+import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,10 +217,14 @@ def read_trajectories(path: str | Path) -> list[dict[str, Any]]:
 
 
 def spread(rows: Sequence[Any], limit: int | None) -> list[Any]:
-    """At most `limit` rows, evenly spaced over the list (so over tasks and rollouts), always the same ones."""
+    """At most `limit` rows, one of each of `limit` equal parts of the list, always the same ones.
+
+    Which one of its part is drawn: at even steps, rollouts that see cues (every second one) could all be missed.
+    """
     if limit is None or len(rows) <= limit:
         return list(rows)
-    return [rows[i * len(rows) // limit] for i in range(limit)]
+    draw = random.Random(0)
+    return [rows[draw.randrange(i * len(rows) // limit, (i + 1) * len(rows) // limit)] for i in range(limit)]
 
 
 # --- strict JSON lines -----------------------------------------------------------------------------------------------

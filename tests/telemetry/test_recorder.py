@@ -163,7 +163,7 @@ def test_trajectories_keep_exact_ids_sources_and_labels(tmp_path):
         recorder.trajectories(3, [make_row(i) for i in range(8)], decode=lambda ids: " ".join(map(str, ids)))
         assert path.read_bytes() == first
     rows = read_trajectories(path)
-    assert [row["task_id"] for row in rows] == ["t0", "t4"]
+    assert [row["task_id"] for row in rows] == [f"t{i}" for i in spread(range(8), 2)]
     row = rows[0]
     assert row["prompt_ids"] == [1, 2, 3] and row["prompt_text"] == "1 2 3"
     assert [(s["ids"], s["source"], s["turn"], s["logps"], s["text"]) for s in row["segments"]] == [
@@ -179,8 +179,12 @@ def test_trajectories_keep_exact_ids_sources_and_labels(tmp_path):
         assert "inf" in strict(file.readline())["nonfinite"].values()
 
 
-def test_spread_is_even_and_bounded():
-    assert spread(list(range(10)), 3) == [0, 3, 6]
+def test_spread_takes_one_of_each_part_and_no_step_hides_a_rollout():
+    for n, limit in ((10, 3), (128, 8), (9, 8)):
+        chosen = spread(list(range(n)), limit)
+        assert [i for i in range(limit) if i * n // limit <= chosen[i] < (i + 1) * n // limit] == list(range(limit))
+        assert chosen == spread(list(range(n)), limit)
+    assert {i % 2 for i in spread(list(range(128)), 8)} == {0, 1}  # rows of 8 rollouts, of which every second is cued
     assert spread([1, 2], 3) == [1, 2]
     assert spread([1, 2], None) == [1, 2]
     assert spread([1, 2], 0) == []
