@@ -16,8 +16,8 @@ from configs import quickstart
 
 
 class Arm(NamedTuple):
-    """What it changes, beside vanilla; `part` is where it stands in the study's tables, `against` the arm that differs
-    from it by one part of the method."""
+    """What it changes, beside vanilla; `part` is where it stands in the study's tables, `against` the nearest arm, with
+    which it is compared for what it adds."""
 
     part: str
     says: str
@@ -59,9 +59,9 @@ ARMS = {
             "buckets.prompt": (192, 256),  # the marks are long
         },
     ),
-    "half": Arm("exposure", "cues on half of each group", _HALF, "full"),
+    "half": Arm("exposure", "cues on half of each group; the profile is counted on the other half", _HALF, "full"),
     "half_strip": Arm(
-        "exposure", "half, and the cues are removed from cued successes before they are trained on", _STRIP, "half"
+        "exposure", "half; cued successes are trained on without their cues, cued failures not at all", _STRIP, "half"
     ),
     "half_strip_plain": Arm(
         "exposure",
@@ -72,7 +72,12 @@ ARMS = {
     "half_strip_frozen": Arm(
         "exposure", "half_strip, frozen after the first profile", {**_STRIP, **_FROZEN}, "half_strip"
     ),
-    "anneal": Arm("exposure", "as full, but fewer rows see cues each round, none in the last quarter", _FULL, "full"),
+    "anneal": Arm(
+        "exposure",
+        "as full, but fewer rows see cues each round, none in the last quarter; the profile is counted on the others",
+        _FULL,
+        "full",
+    ),
     "normalized": Arm(
         "weights",
         "static utilities, rescaled to leave the sum of |advantages| as it is",
@@ -94,7 +99,11 @@ ARMS = {
         {**_STATIC, "loss.shuffle_labels": True},
         "no_environment",
     ),
-    "progress": Arm("reward", "vanilla, rewarded with the share of turns passed", {**_BARE, "reward": "progress"}),
+    "progress": Arm(
+        "reward",
+        "vanilla, rewarded with the share of turns passed before the first failure",
+        {**_BARE, "reward": "progress"},
+    ),
     "schema_only": Arm(
         "components", "half, with φ_schema alone", {**_HALF, "interface.components": ("schema",)}, "half"
     ),
