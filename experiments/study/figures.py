@@ -46,12 +46,12 @@ _VERDICT_COLOURS = {"helps": LABEL_COLOURS["pass"], "hurts": LABEL_COLOURS["stat
 def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
-    Starts and sizes without vanilla are left out.
+    Starts and sizes without vanilla are left out, and fresh seeds, which only two arms have.
 
     Raises:
       ValueError: two records of one run, or nothing is left.
     """
-    found = statistics.places(records)
+    found = statistics.places(statistics.choosing(records))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shown: dict[Place, Arms] = {}

@@ -24,6 +24,8 @@ from seal_jax.files import write_whole
 
 START_NAMES = ("never", "sometimes")
 SIZES = ("small", "large")
+#: Seeds from here on are fresh: all arms choose one on the seeds below, and these two, it and vanilla, then meet here.
+FRESH = 100
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     {"start", "arm", "seed", "size": which run it was
      "rounds": trained, "reported_round": the round chosen on validation
      "success": {"test", "ood", "test_cued"}, shares of tasks; "by_category": {split: {category: share}}
+     "cued_bonus": success with cues minus success without, on the test tasks that were played both ways
      "n_test": episodes of test, "n_error": of these, how many met a refusal, "after_error": share of those that
         succeeded
      "validation": [[round, share], ...]
@@ -31,7 +32,7 @@ COUNTED = [label for label in LABELS if label not in EXCLUDED_LABELS]
 #: Metrics of a round that the study draws, tabulates or explains results by.
 CURVES = (
     *("groups/informative", "groups/all_fail", "weight/gain"),
-    *("refused/bare", "refused/bare/repaired", "refused/cued", "refused/cued/repaired"),
+    *("refused/bare", "refused/bare/repaired", "refused/cued", "refused/cued/repaired", "train/context_limit_cued"),
     *(f"profile/{label}" for label in COUNTED),
     *(f"advantage_mass/{label}" for label in COUNTED),
 )
@@ -56,6 +57,7 @@ def read_run(workdir: Path, **which: Any) -> Record:
     for line in lines:
         if line["kind"] == "report":
             reports |= line["metrics"]
+    bare = reports.get("eval/test_cued/success_bare")
     splits = [name for name in ("test", "ood", "test_cued") if f"eval/{name}/success" in reports]
 
     def total(name: str) -> float:
@@ -72,6 +74,7 @@ def read_run(workdir: Path, **which: Any) -> Record:
             s: {n.rsplit("/", 1)[1]: v for n, v in reports.items() if n.startswith(f"eval/{s}/success/")}
             for s in splits
         },
+        "cued_bonus": None if bare is None else reports["eval/test_cued/success"] - bare,
         "after_error": reports.get("eval/test/success_after_error"),
         "n_error": reports.get("eval/test/n_error"),
         "n_test": reports.get("eval/test/n"),

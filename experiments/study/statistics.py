@@ -17,7 +17,7 @@ from scipy.special import nctdtrinc
 from scipy.stats import norm, t
 
 from configs.toolbox import ARMS
-from experiments.study.jobs import SIZES, START_NAMES
+from experiments.study.jobs import FRESH, SIZES, START_NAMES
 from experiments.study.records import Record
 
 REFERENCE = "vanilla"
@@ -47,6 +47,16 @@ Arms = Mapping[str, Mapping[int, Record]]
 
 
 # --- which runs there are --------------------------------------------------------------------------------------------
+def choosing(records: Iterable[Record]) -> list[Record]:
+    """The runs of the seeds on which all arms are compared."""
+    return [record for record in records if record["seed"] < FRESH]
+
+
+def fresh(records: Iterable[Record]) -> list[Record]:
+    """The runs of the seeds that had no part in the choice of an arm."""
+    return [record for record in records if record["seed"] >= FRESH]
+
+
 def places(records: Iterable[Record]) -> dict[Place, Arms]:
     """The runs, sorted: starts and sizes in their fixed order, arms in that of `ARMS`, then seeds.
 

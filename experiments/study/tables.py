@@ -20,7 +20,8 @@ _SPLITS = {"test": "test", "ood": "out of distribution"}
 _INTRODUCTION = (
     "Shares in %, differences to vanilla in points, paired by seed; [ ] and ± are 95 % t-intervals over seeds. An arm "
     '"helps" or "hurts" where the interval of its test difference leaves zero out. The arm chosen on validation, '
-    "against vanilla, is the study's one confirmatory comparison; all others are exploratory and uncorrected. "
+    "against vanilla on fresh seeds, is the study's one confirmatory comparison; all others are exploratory and "
+    "uncorrected. "
     'Scores are greedy and without cues, but for "three cues shown", the same three for all arms. After an error: of '
     "the test episodes that met a refusal, which differ by arm; their number is the mean over seeds. Episodes to "
     "vanilla's last validation: to the first crossing, for vanilla too."
@@ -36,15 +37,16 @@ def report(records: list[Record]) -> str:
     Raises:
       ValueError: two records of one run, or no start and size with vanilla.
     """
-    found = statistics.places(records)
+    compared = statistics.choosing(records)
+    found = statistics.places(compared)
     if not found:
         return "No run is finished yet.\n"
     parts = [_INTRODUCTION]
     parts += [
         f"Left out, since vanilla has no run there yet: start `{place.start}`, {place.size}."
-        for place in statistics.without_vanilla(records)
+        for place in statistics.without_vanilla(compared)
     ]
-    parts += ["### Chosen on validation", choice(found)]
+    parts += ["### Chosen on validation", choice(found, statistics.places(statistics.fresh(records)))]
     for place, arms in found.items():
         parts.append(f"### {heading(place)}")
         parts += [results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms), cues(arms)]
@@ -57,20 +59,31 @@ def heading(place: Place) -> str:
 
 
 # --- the arm chosen on validation ------------------------------------------------------------------------------------
-def choice(found: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
-    """Which arm it is, and how it compares with vanilla from each start."""
+def choice(found: Mapping[Place, Arms], fresh: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
+    """Which arm it is, and how it compares with vanilla from each start: on the seeds that chose it, and on fresh ones,
+    which alone say how much better it is."""
     best = statistics.chosen(found, size)
     if best is None:
         return "Not all arms are finished, so there is no choice yet."
-    lines = [["start", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 4]
-    for start in START_NAMES:
-        arms = found[Place(start, size)]
-        test, ood = (statistics.difference(arms, best.arm, success(split)) for split in _SPLITS)
-        lines.append([f"`{start}`", _gain(test), statistics.verdict(test), _gain(ood)])
+    lines = [["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 7]
+    for where, runs in (("fresh", fresh), ("those that chose it", found)):
+        for start in START_NAMES:
+            arms = runs.get(Place(start, size), {})
+            if best.arm not in arms:
+                continue
+            test, ood = (statistics.difference(arms, best.arm, success(split)) for split in _SPLITS)
+            pairs = [seed for seed in arms[REFERENCE] if seed in arms[best.arm]]
+            scores = [
+                _share(statistics.mean({s: arms[arm][s] for s in pairs}, success("test")), half=False)
+                for arm in (REFERENCE, best.arm)
+            ]
+            n = len(pairs)
+            lines.append([f"`{start}`", f"{n}, {where}", *scores, _gain(test), statistics.verdict(test), _gain(ood)])
+    alone = "" if fresh else " No fresh seed is run yet; those that chose the arm flatter it."
     return (
         f"`{best.arm}` has the highest validation score of the {len(statistics.CLOSED_LOOP)} closed-loop arms: "
         f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_seeds(best.seeds)} and all "
-        f"starts, size {size}).\n\n{_markdown(lines)}"
+        f"starts, size {size}).{alone}\n\n{_markdown(lines)}"
     )
 
 
@@ -129,7 +142,7 @@ def _cost(runs: Mapping[int, Record], name: str, unit: float) -> str:
 
 # --- (b) one part at a time ------------------------------------------------------------------------------------------
 def one_part(arms: Arms) -> str:
-    """Every arm against the one that differs from it by one part of the method; empty without a pair of these."""
+    """Every arm against the nearest one (`Arm.against`); empty without a pair of these."""
     against = {arm: ARMS[arm].against for arm in arms if arm in ARMS and arm != REFERENCE}
     gains = {
         arm: {split: statistics.difference(arms, arm, success(split), other) for split in _SPLITS}
@@ -145,8 +158,7 @@ def one_part(arms: Arms) -> str:
         return [f"`{against[arm]}`", ARMS[arm].says, seeds, _gain(test), statistics.verdict(test), _gain(ood)]
 
     text = (
-        "One part at a time: each arm minus the one it differs from by one part of the method, over the seeds that "
-        "both have."
+        "One part at a time: each arm minus the nearest one, which lacks what it adds, over the seeds that both have."
     )
     head = ["part", "arm", "against", "what it is", "seeds", "test", "verdict", "ood"]
     return f"{text}\n\n{_table(head, compared, row)}"
@@ -176,18 +188,19 @@ def categories(arms: Arms) -> str:
 def mechanisms(arms: Arms) -> str:
     """How each arm learned: means over rounds and seeds, and repairs in the first and the last third of the rounds."""
     head = ["part", "arm", "groups with signal", "all-fail groups", "bare repairs", "cued repairs", "cued - bare score"]
-    head += ["weight gain", "advantage on"]
+    head += ["full rows", "weight gain", "advantage on"]
 
     def row(arm: str) -> list[str]:
         runs = arms[arm]
         gain = _over_rounds(runs, "weight/gain", taught=True)
         own = "*" if _own_rewards(arm) else ""
         groups = (_share(_over_rounds(runs, f"groups/{name}"), half=False) for name in ("informative", "all_fail"))
-        bonus = statistics.mean(runs, cued_bonus)
+        bonus = statistics.mean(runs, lambda run: run["cued_bonus"])
         return [
             *(cell if cell == NOTHING else cell + own for cell in groups),
             *(_change(*repairs(runs.values(), which)) for which in ("bare", "cued")),
             NOTHING if bonus is None else f"{100 * bonus.mean:+.1f}",
+            _share(_over_rounds(runs, "train/context_limit_cued"), half=False),
             NOTHING if gain is None else f"{gain.mean:.2f}",
             _largest(runs) if _says_by_label(arm) else NOTHING,
         ]
@@ -195,12 +208,16 @@ def mechanisms(arms: Arms) -> str:
     text = (
         "What happened in training. Groups: mean over rounds (signal: their rewards differ). Repairs: turns with a "
         "refused call that was made again and taken, of all with one, in the first → last third of the rounds, of rows "
-        "without and with cues. Cued - bare score: of the final policy on test. Weight gain: of the advantages' sizes "
+        "without and with cues. Cued - bare score: of the final policy, on the test tasks played both ways. Full rows: "
+        "of rows with cues, those that ended for want of room. Weight gain: of the advantages' sizes "
         "(1 = plain GRPO), in rounds with a signal. Advantage on: the labels with the largest shares of it there."
     )
-    own = [f"`{arm}`" for arm in arms if _own_rewards(arm)]
-    note = f"\n\n\\* {', '.join(own)}: counted on its own rewards." if own else ""
-    return f"{text}\n\n{_table(head, arms, row)}{note}"
+    notes = []
+    if own := [f"`{arm}`" for arm in arms if _own_rewards(arm)]:
+        notes.append(f"\\* {', '.join(own)}: counted on its own rewards.")
+    if longer := [f"`{arm}`" for arm in arms if not statistics.setting(arm, "stop_failed_turns", True)]:
+        notes.append(f"{', '.join(longer)}: plays on after a failed turn, so its turns, repairs and labels are others.")
+    return "\n\n".join([text, _table(head, arms, row), *notes])
 
 
 def _own_rewards(arm: str) -> bool:
@@ -227,12 +244,6 @@ def repairs(runs: Iterable[Record], which: str) -> tuple[float | None, float | N
             total[1] += math.fsum(v or 0.0 for v in repaired[part])
     first, last = (total[1] / total[0] if total[0] else None for total in sums)
     return first, last
-
-
-def cued_bonus(record: Record) -> float | None:
-    """How much better the reported policy is on test where cues are shown, a share."""
-    cued, bare = (record["success"].get(split) for split in ("test_cued", "test"))
-    return None if cued is None or bare is None else cued - bare
 
 
 def _over_rounds(runs: Mapping[int, Record], curve: str, *, taught: bool = False) -> Estimate | None:

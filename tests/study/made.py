@@ -36,6 +36,7 @@ def record(
         "reported_round": ROUNDS,
         "success": success,
         "by_category": {s: dict.fromkeys(CATEGORIES, v) for s, v in success.items()},
+        "cued_bonus": 0.2,
         "after_error": 0.25,
         "n_error": 100,
         "n_test": 400,

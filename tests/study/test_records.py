@@ -41,7 +41,8 @@ def workdir(tmp_path):
             recorder.record(r, round_values(r), cues=["recovery_failure"] if r == 1 else [])
             recorder.record(r, {"eval/val/success": 0.2 * r}, kind="eval")
         for split, success in (("test", 0.3), ("ood", 0.2), ("test_cued", 0.6)):
-            recorder.record(2, report(split, success, 0.25), kind="report")
+            bare = {"eval/test_cued/success_bare": 0.35} if split == "test_cued" else {}
+            recorder.record(2, report(split, success, 0.25) | bare, kind="report")
         recorder.summary({"round": 2, "reported_round": 2})
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
@@ -53,7 +54,7 @@ def test_a_record_holds_what_the_run_wrote(workdir):
     assert (record["rounds"], record["reported_round"]) == (2, 2)
     assert record["success"] == {"test": 0.3, "ood": 0.2, "test_cued": 0.6}  # of the report after training
     assert record["by_category"] == {split: {"base": x} for split, x in record["success"].items()}
-    assert (record["after_error"], record["n_error"]) == (0.25, 4.0)
+    assert (record["after_error"], record["n_error"], record["cued_bonus"]) == (0.25, 4.0, pytest.approx(0.25))
     assert record["validation"] == [[1, 0.2], [2, 0.4]]
     assert record["curves"].keys() == set(CURVES)
     assert record["curves"]["groups/all_fail"] == [0.5, None] and record["curves"]["weight/gain"] == [None, None]

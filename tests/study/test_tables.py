@@ -98,9 +98,19 @@ def test_the_chosen_arm_is_named_with_its_differences():
     ]
     text = tables.report(records)
     assert f"`anneal` has the highest validation score of the {len(arms) - 1} closed-loop arms: 45.0 %" in text
-    assert "mean over 2 seeds and all starts, size small" in text
+    assert "mean over 2 seeds and all starts, size small" in text and "No fresh seed is run yet" in text
+    gain = "+10.0 [+10.0, +10.0] | helps | +10.0 [+10.0, +10.0]"
     for start in ("never", "sometimes"):
-        assert f"| `{start}` | +10.0 [+10.0, +10.0] | helps | +10.0 [+10.0, +10.0] |" in text
+        assert f"| `{start}` | 2, those that chose it | 30.0 | 40.0 | {gain} |" in text
+
+    # On fresh seeds it is worse. They are in no other table, and choose nothing.
+    fresh = [record("vanilla", 100 + s) for s in range(3)] + [record("anneal", 100 + s, test=0.25) for s in range(2)]
+    with_fresh = tables.report([*fresh, *records])
+    line = "| `never` | 2, fresh | 30.0 | 25.0 | -5.0 [-5.0, -5.0] | hurts | -5.0 [-5.0, -5.0] |"
+    assert line in with_fresh and "No fresh seed" not in with_fresh
+    new = [x for x in with_fresh.splitlines() if x not in text.splitlines()]
+    assert [x for x in new if x != line] == [x for x in new if x.startswith("`anneal` has the highest")]
+
     text = tables.report(records[:-1])
     assert "Not all arms are finished" in text and "highest validation score" not in text
 
@@ -114,6 +124,7 @@ def test_what_an_arm_counts_differently_is_marked():
     assert {a: found[a]["groups with signal"] for a in names} == dict.fromkeys(names, "40.0") | {"progress": "40.0*"}
     assert found["progress"]["all-fail groups"] == "20.0*" and found["vanilla"]["all-fail groups"] == "-"
     assert "\\* `progress`: counted on its own rewards." in text
+    assert "\n`release`: plays on after a failed turn" in text
     assert [found[a]["advantage on"] for a in names] == ["pass 70", "-", "-", "pass 70"]
     assert {found[a]["weight gain"] for a in names} == {"1.50"}
 
@@ -136,6 +147,7 @@ def test_mechanisms(pair):
         "bare repairs": "20 → 80",  # 5 of 25 in four rounds, 40 of 50
         "cued repairs": "-",
         "cued - bare score": "+20.0",
+        "full rows": "-",
         "weight gain": "1.40",
         "advantage on": "recovery failure 50, state mismatch 25, pass 20",
     }
