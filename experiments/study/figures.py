@@ -46,7 +46,8 @@ _VERDICT_COLOURS = {"helps": LABEL_COLOURS["pass"], "hurts": LABEL_COLOURS["stat
 def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
-    Starts and sizes without vanilla are left out, and fresh seeds, which only two arms have.
+    What an earlier call drew and this one has no records for is removed. Starts and sizes without vanilla are left out,
+    and fresh seeds, which only two arms have.
 
     Raises:
       ValueError: two records of one run, or nothing is left.
@@ -66,9 +67,12 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
             "study_labels": labels(shown),
             "study_cues": cues(shown),
         }
-        return [
+        written = [
             path for name, figure in made.items() if figure is not None for path in save(figure, folder, name, dpi=_DPI)
         ]
+    for path in {folder / f"{name}.{kind}" for name in made for kind in ("png", "svg")} - {*written}:
+        path.unlink(missing_ok=True)  # of other records
+    return written
 
 
 # --- difference ------------------------------------------------------------------------------------------------------

@@ -18,9 +18,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import textwrap
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from seal_jax.files import read_object, write_whole
 from seal_jax.telemetry.recorder import read_jsonl
@@ -40,23 +46,78 @@ CURVES = (
 _JUDGED_AND_LEARNED = ("diagnosis", "update")
 
 
+_NAME = {"type": "string", "pattern": "^[^|`$\\s]+$"}  # shown as it is, in tables
+_COUNT = {"type": "integer", "minimum": 0}
+_SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1 + 1e-6}  # a sum in float32 may be a little above
+_AMOUNT = {"type": "number", "minimum": 0}
+_SHARES = {"type": "object", "additionalProperties": {**_SHARE, "type": "number"}}
+_CURVE = {"type": "array", "items": {**_AMOUNT, "type": ["number", "null"]}}
+_WHICH = {"start": _NAME, "arm": _NAME, "seed": _COUNT, "size": _NAME}
+_FOUND: dict[str, Any] = {
+    **{"rounds": _COUNT, "reported_round": _COUNT},
+    "success": _SHARES,
+    "by_category": {"type": "object", "additionalProperties": _SHARES},
+    "cued_bonus": {"type": ["number", "null"], "minimum": -1, "maximum": 1},
+    "after_error": _SHARE,
+    "n_error": {"type": ["integer", "null"], "minimum": 0},
+    "n_test": {"type": ["integer", "null"], "minimum": 1},
+    "validation": {
+        "type": "array",
+        "items": {"type": "array", "prefixItems": [_COUNT, _SHARE], "minItems": 2, "maxItems": 2},
+    },
+    "cost": {
+        "type": "object",
+        "required": (cost := ["episodes", "sampled_tokens", "processed_tokens", "seconds"]),
+        "properties": dict.fromkeys(cost, _AMOUNT),
+    },
+    "curves": {"type": "object", "required": list(CURVES), "additionalProperties": _CURVE},
+    "cues": {"type": "array", "items": {"type": "array", "items": _NAME}},
+}
+
+
+def of_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of an object with at least these fields."""
+    return {"type": "object", "required": list(fields), "properties": dict(fields)}
+
+
+def check(value: Any, schema: Mapping[str, Any], where: object, mend: str) -> None:
+    """ValueError in one line, with the field, unless a value is as a JSON schema says."""
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    if error is not None:
+        field = "/".join(map(str, error.absolute_path))
+        said = textwrap.shorten(error.message, 200)
+        raise ValueError(f"{where}: {field}{': ' if field else ''}{said}; {mend}")
+
+
 def read_run(workdir: Path, **which: Any) -> Record:
-    """The record of a finished run; `which` names it (start, arm, seed, size). ValueError if it is not finished."""
+    """The record of a finished run; `which` names it (start, arm, seed, size). ValueError if it is not finished, or if
+    what it wrote is damaged."""
     mend = "delete the folder and run the study again"
     if not (workdir / "summary.json").exists():
         raise ValueError(f"{workdir}: no summary.json, so this run is not finished; run the study again")
     summary, config = (read_object(workdir / name, mend) for name in ("summary.json", "config.json"))
-    lines = list(read_jsonl(workdir / "metrics.jsonl"))
+    try:
+        found = _found(summary, config, list(read_jsonl(workdir / "metrics.jsonl")))
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ValueError(f"{workdir}: its record is damaged ({type(error).__name__}: {error}); {mend}") from error
+    except ValueError as error:
+        raise ValueError(f"{workdir}: {error}; run the study again, or {mend}") from error
+    check(found, of_fields(_FOUND), workdir, mend)
+    return {**which, **found}
+
+
+def _found(summary: Mapping[str, Any], config: Mapping[str, Any], lines: list[dict[str, Any]]) -> Record:
+    """What a run wrote, made into a record. ValueError if there is less of it than its summary says."""
     rounds = [line for line in lines if line["kind"] == "train"]
     if summary["round"] != len(rounds):  # it went on after its end, and was stopped
-        raise ValueError(
-            f"{workdir}: summary.json is of round {summary['round']}, metrics.jsonl of {len(rounds)}, so this run is "
-            "not finished; run the study again"
-        )
+        raise ValueError(f"summary.json is of round {summary['round']}, metrics.jsonl of {len(rounds)}")
     reports: dict[str, float] = {}
     for line in lines:
         if line["kind"] == "report":
             reports |= line["metrics"]
+    for split, success in summary["evaluations"].items():  # where the last lines were lost, those before training stay
+        if not math.isclose(reports.get(f"eval/{split}/success", math.nan), success):
+            raise ValueError(f"metrics.jsonl does not report the {success:.6g} of {split} that summary.json has")
     bare = reports.get("eval/test_cued/success_bare")
     splits = [name for name in ("test", "ood", "test_cued") if f"eval/{name}/success" in reports]
 
@@ -66,7 +127,6 @@ def read_run(workdir: Path, **which: Any) -> Record:
     played = sum(x["metrics"]["rollout/processed_tokens"] / x["metrics"]["rollout/processed_per_s"] for x in rounds)
 
     return {
-        **which,
         "rounds": len(rounds),
         "reported_round": summary["reported_round"],
         "success": {s: reports[f"eval/{s}/success"] for s in splits},
@@ -107,8 +167,25 @@ def save(path: Path, records: Iterable[Record]) -> None:
 
 
 def load(path: Path) -> list[Record]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+    """What `save` wrote; ValueError in one line for a file that is no such thing or is damaged."""
+    mend = "take the file anew from where it came, or make it with --report"
+    try:
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+    except (gzip.BadGzipFile, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged, or no records.jsonl.gz ({error}); {mend}") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line, parse_constant=_refuse)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: not a JSON object ({error}); {mend}") from error
+        check(record, of_fields(_WHICH | _FOUND), f"{path}:{number}", mend)
+        records.append(record)
+    return records
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _rounded(value: Any) -> Any:

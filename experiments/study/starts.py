@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.study.records import check, of_fields
+from seal_jax.files import read_object
 from seal_jax.telemetry.recorder import read_jsonl
 
 #: {"start", "seed", "size", "success": {split: share}, "seconds": of the warm start, "repaired": {"bare": [repaired,
@@ -14,23 +16,47 @@ from seal_jax.telemetry.recorder import read_jsonl
 Start = dict[str, Any]
 
 
+_SPLITS, _ROWS = ("test", "ood", "test_cued"), ("bare", "cued")
+_PAIR = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}
+_FIELDS = {
+    **{"start": {"type": "string"}, "seed": {"type": "integer"}, "size": {"type": "string"}},
+    "success": {"type": "object", "required": list(_SPLITS), "additionalProperties": {"type": "number"}},
+    "seconds": {"type": "number"},
+    "repaired": {"type": "object", "required": list(_ROWS), "additionalProperties": _PAIR},
+}
+_SCHEMA = {"type": "array", "items": of_fields(_FIELDS)}
+
+
 def read_start(workdir: Path, probe: Path, **which: Any) -> Start:
     """Of a finished start and its finished probe; ValueError if their records lack something."""
     metrics: dict[str, float] = {}
-    for line in read_jsonl(workdir / "metrics.jsonl"):
-        metrics |= line["metrics"]
-    (round_1,) = (line["metrics"] for line in read_jsonl(probe / "metrics.jsonl") if line["kind"] == "train")
+    for line in (*read_jsonl(workdir / "metrics.jsonl"), *read_jsonl(probe / "metrics.jsonl")):
+        metrics |= line.get("metrics", {})
     try:
         return {
             **which,
-            "success": {s: metrics[f"eval/{s}/success"] for s in ("test", "ood", "test_cued")},
-            "seconds": json.loads((workdir / "summary.json").read_text())["warm_start/seconds"],
-            "repaired": {
-                k: [int(round_1[f"refused/{k}/repaired"]), int(round_1[f"refused/{k}"])] for k in ("bare", "cued")
-            },
+            "success": {s: metrics[f"eval/{s}/success"] for s in _SPLITS},
+            "seconds": read_object(workdir / "summary.json", "run the study again")["warm_start/seconds"],
+            "repaired": {k: [int(metrics[f"refused/{k}/repaired"]), int(metrics[f"refused/{k}"])] for k in _ROWS},
         }
     except KeyError as missing:
-        raise ValueError(f"{workdir}: its record has no {missing}; the recipe must report test, ood and cues") from None
+        raise ValueError(
+            f"{workdir}: it or its probe has no {missing}; the recipe must report test, ood and cues; if it does, "
+            "delete the folders and run the study again"
+        ) from None
+
+
+def load(path: Path) -> list[Start]:
+    """The starts that a report was written with; none if there is no such file. ValueError if it is damaged."""
+    mend = "take it anew from where the records came from, or remove it to report without it"
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(path.read_bytes().decode())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); {mend}") from error
+    check(found, _SCHEMA, path, mend)
+    return found
 
 
 def table(starts: Sequence[Start]) -> str:
@@ -38,7 +64,7 @@ def table(starts: Sequence[Start]) -> str:
     lines = ["| start | size | seed | test | out of distribution | test with cues | repairs | repairs with cues |"]
     lines.append("| --- " * 8 + "|")
     for s in starts:
-        shares = [f"{s['success'][k]:.1%}" for k in ("test", "ood", "test_cued")]
-        repaired = ["{} of {}".format(*s["repaired"][k]) for k in ("bare", "cued")]
+        shares = [f"{s['success'][k]:.1%}" for k in _SPLITS]
+        repaired = ["{} of {}".format(*s["repaired"][k]) for k in _ROWS]
         lines.append("| " + " | ".join([s["start"], s["size"], str(s["seed"]), *shares, *repaired]) + " |")
     return "\n".join(lines) + "\n"

@@ -43,7 +43,7 @@ def workdir(tmp_path):
         for split, success in (("test", 0.3), ("ood", 0.2), ("test_cued", 0.6)):
             bare = {"eval/test_cued/success_bare": 0.35} if split == "test_cued" else {}
             recorder.record(2, report(split, success, 0.25) | bare, kind="report")
-        recorder.summary({"round": 2, "reported_round": 2})
+        recorder.summary({"round": 2, "reported_round": 2, "evaluations": {"test": 0.3, "ood": 0.2}})
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
