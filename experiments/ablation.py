@@ -22,6 +22,8 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +34,9 @@ if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
 from experiments.study import figures, records, starts, tables  # noqa: E402
 from experiments.study.jobs import SIZES, START_NAMES, Job, Study  # noqa: E402
 from experiments.study.workers import JobFailed, carry_out  # noqa: E402
+from seal_jax.checkpoints import hold_workdir  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
-from seal_jax.main import RecipeError, recipe_module  # noqa: E402
+from seal_jax.main import RecipeError, load_recipe, recipe_module  # noqa: E402
 
 #: --tune: seed and learning rates.
 _TUNING_SEED, _RATES = 1000, ("2e-4", "3e-4", "5e-4")
@@ -57,11 +60,10 @@ def main(argv: list[str] | None = None) -> int:
         if options.records:
             if options.out is None:
                 raise ValueError(f"--records={options.records} needs --out, the folder for its tables and figures")
-            beside = options.records.with_name("starts.json")
-            made = json.loads(beside.read_text()) if beside.exists() else []
+            made = starts.load(options.records.with_name("starts.json"))
             return publish(records.load(options.records), made, options.out)
         study = _study(options)
-        if options.check:
+        if options.check is not None:
             return check(study, options.check)
         if options.tune:
             return tune(study, options.cores)
@@ -79,11 +81,17 @@ def main(argv: list[str] | None = None) -> int:
 def collect(study: Study) -> tuple[list[records.Record], list[starts.Start]]:
     """What is finished so far."""
     jobs = {job.name: job for job in study.jobs()}
-    runs = [records.read_run(job.workdir, **job.which) for job in jobs.values() if job.which and job.done]
+    finished = [job for job in jobs.values() if job.done]
+    for job in finished:
+        job.check_settings()
+    runs = [records.read_run(job.workdir, **job.which) for job in finished if job.which]
     made = []
-    for name, probe in ((n.removesuffix(".probe"), j) for n, j in jobs.items() if n.endswith(".probe") and j.done):
+    for name, probe in ((j.name.removesuffix(".probe"), j) for j in finished if j.name.endswith(".probe")):
         start, seed, size = name.split("-")
         made.append(starts.read_start(jobs[name].workdir, probe.workdir, start=start, seed=int(seed), size=size))
+    others = {p.parent for p in (study.out / "runs").glob("*/*/summary.json")} - {job.workdir for job in finished}
+    if others:
+        print(f"left out: {len(others)} finished runs of other seeds, starts, arms or sizes in {study.out / 'runs'}")
     return runs, made
 
 
@@ -91,13 +99,13 @@ def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> 
     """Writes records, tables and figures to `out`."""
     if not runs:
         raise ValueError(f"{out}: no run is finished yet, so there is nothing to report")
+    text = "### The starting policies\n\n" + starts.table(made) + "\n" if made else ""
+    text += tables.report(runs)  # before anything is written: it says what is wrong with the runs
     out.mkdir(parents=True, exist_ok=True)
     records.save(out / "records.jsonl.gz", runs)
-    text = ""
     if made:
         write_whole(out / "starts.json", json.dumps(made, indent=1) + "\n")
-        text = "### The starting policies\n\n" + starts.table(made) + "\n"
-    write_whole(out / "report.md", text + tables.report(runs))
+    write_whole(out / "report.md", text)
     drawn = figures.draw(runs, out / "figures")
     print(f"{len(runs)} runs: {out / 'report.md'} and {len(drawn)} figures in {out / 'figures'}")
     return 0
@@ -110,11 +118,12 @@ def check(study: Study, name: str) -> int:
         finished = sorted(n for n, job in jobs.items() if job.done)
         raise ValueError(f"--check={name}: no such finished run in {study.out}; finished: {finished}")
     job = jobs[name]
-    workdir = study.out / "check" / name
-    shutil.rmtree(workdir, ignore_errors=True)
-    again = job.elsewhere(workdir, needs=())
-    job.begin()
-    carry_out([again], study.out / "check")
+    job.check_settings()
+    folder = study.out / "check"
+    again = job.elsewhere(folder / name, needs=())
+    with closing(hold_workdir(folder)):  # not while another check runs there
+        shutil.rmtree(again.workdir, ignore_errors=True)
+    carry_out([again], folder)
     first, second = (records.read_run(j.workdir, **j.which) for j in (job, again))
     differ = records.differences(first, second)
     print(f"{name}: {'differs in ' + ', '.join(differ) if differ else 'the same record, but for its seconds'}")
@@ -144,11 +153,8 @@ def tune(study: Study, cores: int) -> int:
 
 
 def _study(options: argparse.Namespace) -> Study:
-    module = recipe_module(str(options.config))
-    arms = tuple(getattr(module, "ARMS", ()))
-    if "vanilla" not in arms:
-        raise ValueError(f"--config={options.config}: it needs a mapping ARMS with an arm 'vanilla', as toolbox.py has")
-    chosen = ("vanilla", *options.arms.split(",")) if options.arms else arms
+    arms = _arms(options.config)
+    chosen = arms if options.arms is None else ("vanilla", *options.arms.split(","))
     for name, given, known in (("arms", chosen, arms), ("starts", options.starts.split(","), START_NAMES)):
         unknown = [x for x in given if x not in known]
         if unknown:
@@ -156,11 +162,13 @@ def _study(options: argparse.Namespace) -> Study:
     for name, given, least in (("seeds", options.seeds, 1), ("cores", options.cores, 0)):
         if given < least:
             raise ValueError(f"--{name}={given} must be at least {least}")
+    if options.seeds > _TUNING_SEED:
+        raise ValueError(f"--seeds={options.seeds} must be at most {_TUNING_SEED}, since --tune has the next")
     out = options.out if options.out is not None else Path("runs/smoke" if options.smoke else "runs/study")
     study = Study(
-        recipe=options.config.resolve(),
+        recipe=(recipe := options.config.resolve()),
         out=out.resolve(),
-        config_of=module.get_config,
+        config_of=lambda setting: load_recipe(f"{recipe}:{setting}").unlock(),
         arms=tuple(a for a in arms if a in chosen),
         starts=tuple(s for s in START_NAMES if s in options.starts.split(",")),
         seeds=tuple(range(options.seeds)),
@@ -178,19 +186,38 @@ def _study(options: argparse.Namespace) -> Study:
     )
 
 
+def _arms(recipe: Path) -> tuple[str, ...]:
+    try:
+        arms = getattr(recipe_module(str(recipe)), "ARMS", None)
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"{recipe}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(arms, Mapping) or "vanilla" not in arms:
+        raise ValueError(f"--config={recipe}: it needs a mapping ARMS with an arm 'vanilla', as toolbox.py has")
+    return tuple(arms)
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; name a path")
+    return Path(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
+    parser.add_argument("--config", type=_path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default 3)")
-    parser.add_argument("--arms", default="", help="only these (and vanilla), separated by commas")
+    parser.add_argument("--arms", help="only these (and vanilla), separated by commas")
     parser.add_argument("--starts", default=",".join(START_NAMES), help="only these, separated by commas")
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
-    parser.add_argument("--out", type=Path, help="folder of the study (default runs/study)")
+    parser.add_argument("--out", type=_path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")
-    parser.add_argument("--report", action="store_true", help="run nothing; report what is finished")
-    parser.add_argument("--records", type=Path, help="run nothing; report what this file holds, to --out")
-    parser.add_argument("--check", default="", metavar="RUN", help="run one row again and compare")
-    parser.add_argument("--tune", action="store_true", help="compare learning rates for vanilla")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--report", action="store_true", help="run nothing; report what is finished")
+    one.add_argument("--records", type=_path, help="run nothing; report what this file holds, to --out")
+    one.add_argument("--check", metavar="RUN", help="run one row again and compare")
+    one.add_argument("--tune", action="store_true", help="compare learning rates for vanilla")
     parser.add_argument("--smoke", action="store_true", help="a little of everything, in two minutes")
     return parser
 

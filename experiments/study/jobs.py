@@ -51,16 +51,23 @@ class Job:
         return replace(self, workdir=workdir, argv=argv, **changes)
 
     def begin(self) -> None:
-        """Marks the workdir as this job's. ValueError if another recipe or other flags began it."""
-        path = self.workdir.with_name(self.workdir.name + ".job")
-        begun = path.read_text().strip() if path.exists() else ""
-        if self.workdir.exists() and begun != self.settings:
+        """Marks the workdir as this job's; ValueError if it is another's."""
+        self.check_settings()
+        self._mark.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self._mark, self.settings + "\n")
+
+    def check_settings(self) -> None:
+        """ValueError if another recipe or other flags began what is in the workdir."""
+        begun = self._mark.read_bytes().strip() if self._mark.exists() else b""
+        if self.workdir.exists() and begun != self.settings.encode():
             raise ValueError(
-                f"{self.workdir} was begun with other settings than {self.name} has now; choose another --out, or "
-                "remove that folder to run it anew"
+                f"{self.workdir} was begun with other settings than {self.name} has now; choose another --out, go "
+                "back to those settings, or remove that folder to run it anew"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, self.settings + "\n")
+
+    @property
+    def _mark(self) -> Path:
+        return self.workdir.with_name(self.workdir.name + ".job")
 
 
 @dataclass(frozen=True)

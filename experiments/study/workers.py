@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments.study.jobs import Job, ready
 from seal_jax.checkpoints import hold_workdir
@@ -28,13 +29,25 @@ class JobFailed(Exception):
     """A job ended with an error; its last lines say why."""
 
 
+class _Running(NamedTuple):
+    job: Job
+    process: subprocess.Popen[bytes]
+    core: int
+    since: float
+    log_from: int  # where its own lines begin: earlier attempts have left theirs
+
+
 def cores(most: int) -> list[int]:
     """The cores that this process may use, `most` at the most (0: all)."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     return usable[:most] if most else usable
 
 
-def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str], None] = print) -> None:
+def _say(line: str) -> None:
+    print(line, flush=True)  # into a file too
+
+
+def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str], None] = _say) -> None:
     """Runs all jobs that are not done yet, in order, as far as their needs and the cores allow.
 
     A job's output goes to `WORKDIR.log`. Stopped at any moment, the same call goes on where it was: each run resumes
@@ -43,42 +56,50 @@ def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str
     """
     with contextlib.closing(hold_workdir(out)), _terminated_is_interrupted():
         for job in jobs:
-            if job.workdir.exists():
-                job.begin()
+            job.check_settings()
         _carry_out(jobs, most, tell)
 
 
 def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> None:
     done = {job.name for job in jobs if job.done}
-    free, failed = cores(most), None
-    running: dict[str, tuple[Job, subprocess.Popen[bytes], int, float]] = {}
+    free = cores(most)
+    running: dict[str, _Running] = {}
+    failed: _Running | None = None
     todo, started, finished = len(jobs) - len(done), time.monotonic(), 0
     tell(f"{len(jobs)} runs, {len(done)} of them done; {len(free)} at a time")
     try:
         while True:
             while free and failed is None and (job := ready(jobs, done, running)):
-                running[job.name] = (job, _start(job, free[0]), free.pop(0), time.monotonic())
+                running[job.name] = _start(job, free.pop(0))
             if not running:
                 break
             time.sleep(0.2)
-            for job, process, core, at in [x for x in running.values() if x[1].poll() is not None]:
-                del running[job.name]
-                free.append(core)
-                if process.returncode or not job.done:
-                    failed = failed or job
+            for run in [x for x in running.values() if x.process.poll() is not None]:
+                name = run.job.name
+                del running[name]
+                free.append(run.core)
+                if run.process.returncode or not run.job.done:
+                    failed = failed or run
                     continue
-                done.add(job.name)
+                done.add(name)
                 finished += 1
                 left = (time.monotonic() - started) / finished * (todo - finished)
-                tell(f"{job.name}: {time.monotonic() - at:.0f} s; {todo - finished} to go, about {left / 60:.0f} min")
+                took = time.monotonic() - run.since
+                tell(f"{name}: {took:.0f} s; {todo - finished} to go, about {left / 60:.0f} min")
     finally:
-        for _, process, _, _ in running.values():
-            process.terminate()
-        for _, process, _, _ in running.values():
-            process.wait()
+        for run in running.values():
+            run.process.terminate()
+        for run in running.values():
+            run.process.wait()
     if failed is not None:
-        last = _log(failed).read_text(errors="replace").strip().splitlines()[-3:]
-        raise JobFailed(f"{failed.name} failed; the end of {_log(failed)}: {' / '.join(last)}")
+        raise JobFailed(_failure(failed))
+
+
+def _failure(run: _Running) -> str:
+    code, log = run.process.returncode, _log(run.job)
+    how = f"signal {-code}" if code < 0 else f"exit code {code}" if code else "it wrote no summary.json"
+    said = log.read_bytes()[run.log_from :].decode(errors="replace").strip().splitlines()[-3:]
+    return f"{run.job.name} failed ({how}); the end of {log}: {' / '.join(said) or 'it said nothing'}"
 
 
 @contextlib.contextmanager
@@ -99,12 +120,13 @@ def _log(job: Job) -> Path:
     return job.workdir.with_name(job.workdir.name + ".log")
 
 
-def _start(job: Job, core: int) -> subprocess.Popen[bytes]:
+def _start(job: Job, core: int) -> _Running:
     job.begin()
     root = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH", ""))))
     flags = " ".join(filter(None, (os.environ.get("XLA_FLAGS", ""), _XLA)))
     with _log(job).open("ab") as log:
+        log_from = log.tell()
         process = subprocess.Popen(
             job.argv,
             cwd=root,
@@ -115,4 +137,4 @@ def _start(job: Job, core: int) -> subprocess.Popen[bytes]:
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # it has ended already, or may not be moved
             os.sched_setaffinity(process.pid, {core})
-    return process
+    return _Running(job, process, core, time.monotonic(), log_from)

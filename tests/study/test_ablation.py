@@ -23,6 +23,7 @@ from seal_jax.assembly import build_suite, check_prompts, episode_limits
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.tokenizer import load_tokenizer
 from seal_jax.checkpoints import hold_workdir
+from seal_jax.telemetry.recorder import RunRecorder
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,12 +91,36 @@ def test_jobs_are_done_once_and_after_what_they_need(tmp_path):
 def test_a_failure_names_its_log_and_the_next_start_goes_on(tmp_path):
     bad = fake(tmp_path, "bad", "raise SystemExit('no such thing')")
     jobs = [fake(tmp_path, "good"), bad, fake(tmp_path, "after", needs=("bad",))]
-    with pytest.raises(JobFailed, match="bad failed; the end of .*bad.log: no such thing"):
+    with pytest.raises(JobFailed, match=r"bad failed \(exit code 1\); the end of .*bad.log: no such thing"):
         carry_out(jobs, tmp_path, 1, tell=lambda _: None)
     assert [job.done for job in jobs] == [True, False, False]
     mended = [jobs[0], fake(tmp_path, "bad"), jobs[2]]
     carry_out(mended, tmp_path, 1, tell=lambda _: None)
     assert all(job.done for job in mended)
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "signal 9"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import os; os._exit(0)", "it wrote no summary.json"),
+    ],
+)
+def test_a_failure_says_how_the_run_ended_and_nothing_of_earlier_ones(tmp_path, code, how):
+    job = fake(tmp_path, "bad", code)
+    job.workdir.with_name("bad.log").write_text("what an earlier attempt said\n")
+    with pytest.raises(JobFailed) as error:
+        carry_out([job], tmp_path, tell=lambda _: None)
+    assert str(error.value) == f"bad failed ({how}); the end of {tmp_path / 'bad.log'}: it said nothing"
+    assert (tmp_path / "bad.log").read_text() == "what an earlier attempt said\n"
+
+
+def test_progress_is_in_a_file_at_once(tmp_path, monkeypatch):
+    with (tmp_path / "said").open("w") as said:
+        monkeypatch.setattr(sys, "stdout", said)
+        carry_out([], tmp_path / "out")
+        assert (tmp_path / "said").read_text().startswith("0 runs, 0 of them done")
 
 
 def test_each_run_has_a_core_of_its_own(tmp_path):
@@ -118,7 +143,11 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--cores=-1"], "error: --cores=-1 must be at least 0"),
         (["--report"], "no run is finished yet, so there is nothing to report"),
         (["--check=never-0-small/half"], "error: --check=never-0-small/half: no such finished run"),
+        (["--check="], "error: --check=: no such finished run"),
         (["--records=nothing.gz"], "nothing.gz"),
+        (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
+        (["--arms="], "error: --arms: '' is not known"),
+        (["--seeds=1001"], "error: --seeds=1001 must be at most 1000, since --tune has the next"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
@@ -130,6 +159,85 @@ def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message
     assert ablation.main([*arguments, f"--out={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("ARMS = None", "it needs a mapping ARMS with an arm 'vanilla'"),
+        ("ARMS = ['vanilla']", "it needs a mapping ARMS with an arm 'vanilla'"),
+        ("ARMS = {'vanilla': 0", "SyntaxError: '{' was never closed"),
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ("ARMS = {'vanilla': 0}", "it has no get_config()"),
+        ("ARMS = {'vanilla': 0}\ndef get_config(x):\n    return {}[x]", "line 3: KeyError: 'never'"),
+        ("ARMS = {'vanilla': 0}\ndef get_config(x):\n    return 3", "get_config() returned int, not a ConfigDict"),
+    ],
+)
+def test_a_recipe_that_is_none_is_one_line(tmp_path, capsys, recipe, message):
+    path = tmp_path / "a recipe.py"
+    path.write_text(recipe + "\n")
+    assert ablation.main([f"--config={path}", "--report", f"--out={tmp_path / 'out'}"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and str(path) in error and message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--report", "--tune"], "argument --tune: not allowed with argument --report"),
+        (["--records=x", "--check=y"], "argument --check: not allowed with argument --records"),
+        (["--out="], "argument --out: it is empty; name a path"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(capsys, arguments, message):
+    with pytest.raises(SystemExit, match="2"):
+        ablation.main(arguments)
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)
+
+
+def finished(tmp_path, **options):
+    """The runs of a study of one seed, all finished with these records in their folders; its options."""
+    made = study(tmp_path, arms=("vanilla",), seeds=(0,), starts=("never",), **options)
+    counts = {f"refused/{rows}{end}": 4.0 for rows in ("bare", "cued") for end in ("", "/repaired")}
+    rate = {"train/sampled_tokens": 10.0, "rollout/processed_tokens": 50.0, "rollout/processed_per_s": 25.0}
+    scores = {f"eval/{split}/success": 0.1 for split in ("test", "ood", "test_cued")}
+    for job in made.jobs():
+        job.begin()
+        with RunRecorder(job.workdir, tensorboard=False) as recorder:
+            recorder.record(1, {**counts, **rate})
+            recorder.record(1, scores, kind="report")
+            recorder.summary({"round": 1, "reported_round": 1, "evaluations": {"ood": 0.1}, "warm_start/seconds": 1.0})
+        (job.workdir / "config.json").write_text(json.dumps({"tasks_per_round": 4, "rollouts": 8}))
+    return made
+
+
+def test_a_report_says_which_runs_are_not_in_it(tmp_path, capsys):
+    made = finished(tmp_path)
+    shutil.copytree(tmp_path / "runs" / "never-0-small", tmp_path / "runs" / "never-7-small")
+    runs, starts = ablation.collect(made)
+    assert [run["arm"] for run in runs] == ["vanilla"] and [start["seed"] for start in starts] == [0]
+    said = f"left out: 1 finished runs of other seeds, starts, arms or sizes in {tmp_path / 'runs'}\n"
+    assert capsys.readouterr().out == said
+    shutil.rmtree(tmp_path / "runs" / "never-7-small")
+    ablation.collect(made)
+    assert capsys.readouterr().out == ""
+
+
+def test_runs_of_other_settings_are_not_reported_as_these(tmp_path):
+    with pytest.raises(ValueError, match="vanilla was begun with other settings than never-0-small/vanilla has now"):
+        ablation.collect(replace(finished(tmp_path), arm_flags=("--config.rounds=2",)))
+
+
+def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
+    made = finished(tmp_path)
+    at_work = tmp_path / "check" / "never-0-small" / "vanilla" / "checkpoint"
+    at_work.mkdir(parents=True)
+    with (
+        contextlib.closing(hold_workdir(tmp_path / "check")),
+        pytest.raises(ValueError, match="is in use by another process"),
+    ):
+        ablation.check(made, "never-0-small/vanilla")
+    assert at_work.exists()
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
