@@ -36,6 +36,7 @@ INSTALL_REQUIRES = [
     "jinja2>=3.1",  # what transformers asks for to render a chat template
     "mpmath==1.3.0",  # BFCL's math tool returns mpf values as text, so the version counts (bfcl-eval's pin)
     "tensorboardX>=2.6.2",  # writes event files without TensorFlow; the oldest tried
+    "jsonschema>=4.18",  # the study's records (experiments/) are checked with it; the oldest tried
 ]
 
 GGUF = ["gguf>=0.17"]  # the oldest that was installed with the other lowest bounds

@@ -3,7 +3,8 @@
     python experiments/ablation.py --config=configs/toolbox.py --seeds=5 --out=runs/study
 
 runs every arm of the recipe from two starting policies for each seed, each run on one core, as many at a time as there
-are cores; stopped and started again, it goes on where it was. Then, or at any time with --report, it writes
+are cores; stopped and started again, it goes on where it was. --fresh=5 then runs the arm that validation chose, and
+vanilla, on five more seeds, which had no part in the choice. Then, or at any time with --report, it writes
 
     OUT/report.md             the tables
     OUT/figures/              the figures, PNG and SVG
@@ -22,7 +23,7 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
     sys.path.insert(0, str(ROOT))
 
-from experiments.study import figures, records, starts, tables  # noqa: E402
-from experiments.study.jobs import SIZES, START_NAMES, Job, Study  # noqa: E402
+from experiments.study import figures, records, starts, statistics, tables  # noqa: E402
+from experiments.study.jobs import FRESH, SIZES, START_NAMES, Job, Study  # noqa: E402
 from experiments.study.workers import JobFailed, carry_out  # noqa: E402
 from seal_jax.checkpoints import hold_workdir  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
@@ -63,13 +64,21 @@ def main(argv: list[str] | None = None) -> int:
             made = starts.load(options.records.with_name("starts.json"))
             return publish(records.load(options.records), made, options.out)
         study = _study(options)
-        if options.check is not None:
-            return check(study, options.check)
         if options.tune:
             return tune(study, options.cores)
-        if not options.report:
-            carry_out(study.jobs(), study.out, options.cores)
-        return publish(*collect(study), study.out)
+        jobs, run = study.jobs(), not options.report and options.check is None
+        if run:
+            carry_out(jobs, study.out, options.cores)
+        if options.fresh:
+            jobs += confirming(study, options.fresh)
+            if run:
+                carry_out(jobs, study.out, options.cores)
+        if options.check is not None:
+            return check(jobs, study.out, options.check)
+        others = {p.parent for p in study.out.glob("runs/*/*/summary.json")} - {job.workdir for job in jobs}
+        if others:
+            print(f"left out: {len(others)} finished runs in {study.out / 'runs'} that this command does not name")
+        return publish(*collect(jobs), study.out)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -78,20 +87,27 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def collect(study: Study) -> tuple[list[records.Record], list[starts.Start]]:
+def confirming(study: Study, seeds: int) -> list[Job]:
+    """The arm that validation chose, and vanilla, on so many fresh seeds; nothing until all arms are finished."""
+    runs, _ = collect(study.jobs())
+    best = statistics.chosen(statistics.places(runs), study.size)
+    if best is None:
+        print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
+        return []
+    return replace(study, arms=("vanilla", best.arm), seeds=tuple(range(FRESH, FRESH + seeds))).jobs()
+
+
+def collect(jobs: Sequence[Job]) -> tuple[list[records.Record], list[starts.Start]]:
     """What is finished so far."""
-    jobs = {job.name: job for job in study.jobs()}
-    finished = [job for job in jobs.values() if job.done]
-    for job in finished:
+    finished = {job.name: job for job in jobs if job.done}
+    for job in finished.values():
         job.check_settings()
-    runs = [records.read_run(job.workdir, **job.which) for job in finished if job.which]
+    runs = [records.read_run(job.workdir, **job.which) for job in finished.values() if job.which]
     made = []
-    for name, probe in ((j.name.removesuffix(".probe"), j) for j in finished if j.name.endswith(".probe")):
+    for name in (name for name in finished if f"{name}.probe" in finished):
         start, seed, size = name.split("-")
-        made.append(starts.read_start(jobs[name].workdir, probe.workdir, start=start, seed=int(seed), size=size))
-    others = {p.parent for p in (study.out / "runs").glob("*/*/summary.json")} - {job.workdir for job in finished}
-    if others:
-        print(f"left out: {len(others)} finished runs of other seeds, starts, arms or sizes in {study.out / 'runs'}")
+        which = {"start": start, "seed": int(seed), "size": size}
+        made.append(starts.read_start(finished[name].workdir, finished[f"{name}.probe"].workdir, **which))
     return runs, made
 
 
@@ -111,15 +127,13 @@ def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> 
     return 0
 
 
-def check(study: Study, name: str) -> int:
+def check(jobs: Sequence[Job], out: Path, name: str) -> int:
     """Runs one finished row again and compares the two records."""
-    jobs = {job.name: job for job in study.jobs() if job.which}
-    if name not in jobs or not jobs[name].done:
-        finished = sorted(n for n, job in jobs.items() if job.done)
-        raise ValueError(f"--check={name}: no such finished run in {study.out}; finished: {finished}")
-    job = jobs[name]
+    finished = {job.name: job for job in jobs if job.which and job.done}
+    if name not in finished:
+        raise ValueError(f"--check={name}: no such finished run in {out}; finished: {sorted(finished)}")
+    job, folder = finished[name], out / "check"
     job.check_settings()
-    folder = study.out / "check"
     again = job.elsewhere(folder / name, needs=())
     with closing(hold_workdir(folder)):  # not while another check runs there
         shutil.rmtree(again.workdir, ignore_errors=True)
@@ -159,11 +173,12 @@ def _study(options: argparse.Namespace) -> Study:
         unknown = [x for x in given if x not in known]
         if unknown:
             raise ValueError(f"--{name}: {unknown[0]!r} is not known; choose from {', '.join(known)}")
-    for name, given, least in (("seeds", options.seeds, 1), ("cores", options.cores, 0)):
-        if given < least:
-            raise ValueError(f"--{name}={given} must be at least {least}")
-    if options.seeds > _TUNING_SEED:
-        raise ValueError(f"--seeds={options.seeds} must be at most {_TUNING_SEED}, since --tune has the next")
+    most = _TUNING_SEED - FRESH
+    for name, given, low, high in (("seeds", options.seeds, 1, FRESH), ("fresh", options.fresh, 0, most)):
+        if not low <= given <= high:
+            raise ValueError(f"--{name}={given} must be from {low} to {high}")
+    if options.cores < 0:
+        raise ValueError(f"--cores={options.cores} must be at least 0")
     out = options.out if options.out is not None else Path("runs/smoke" if options.smoke else "runs/study")
     study = Study(
         recipe=(recipe := options.config.resolve()),
@@ -187,12 +202,8 @@ def _study(options: argparse.Namespace) -> Study:
 
 
 def _arms(recipe: Path) -> tuple[str, ...]:
-    try:
-        arms = getattr(recipe_module(str(recipe)), "ARMS", None)
-    except RecipeError:
-        raise
-    except Exception as error:
-        raise RecipeError(f"{recipe}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+    load_recipe(f"{recipe}:vanilla")  # says in one line what is wrong with a recipe
+    arms = getattr(recipe_module(str(recipe)), "ARMS", None)
     if not isinstance(arms, Mapping) or "vanilla" not in arms:
         raise ValueError(f"--config={recipe}: it needs a mapping ARMS with an arm 'vanilla', as toolbox.py has")
     return tuple(arms)
@@ -208,6 +219,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=_path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default 3)")
+    parser.add_argument(
+        "--fresh", type=int, default=0, help="further seeds, for the chosen arm and vanilla (default 0)"
+    )
     parser.add_argument("--arms", help="only these (and vanilla), separated by commas")
     parser.add_argument("--starts", default=",".join(START_NAMES), help="only these, separated by commas")
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")

@@ -25,6 +25,8 @@ from seal_jax.chat.tokenizer import load_tokenizer
 from seal_jax.checkpoints import hold_workdir
 from seal_jax.telemetry.recorder import RunRecorder
 
+from .made import record
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -136,10 +138,9 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
     ("arguments", "message"),
     [
         (["--config=nowhere.py"], "error: nowhere.py: there is no such file"),
-        (["--config=setup.py", "--report"], "error: --config=setup.py: "),
         (["--arms=vanila"], "error: --arms: 'vanila' is not known; choose from vanilla, "),
         (["--starts=always"], "error: --starts: 'always' is not known; choose from never, sometimes"),
-        (["--seeds=0"], "error: --seeds=0 must be at least 1"),
+        (["--seeds=0"], "error: --seeds=0 must be from 1 to 100"),
         (["--cores=-1"], "error: --cores=-1 must be at least 0"),
         (["--report"], "no run is finished yet, so there is nothing to report"),
         (["--check=never-0-small/half"], "error: --check=never-0-small/half: no such finished run"),
@@ -147,29 +148,29 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--records=nothing.gz"], "nothing.gz"),
         (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
         (["--arms="], "error: --arms: '' is not known"),
-        (["--seeds=1001"], "error: --seeds=1001 must be at most 1000, since --tune has the next"),
+        (["--seeds=101"], "error: --seeds=101 must be from 1 to 100"),
+        (["--fresh=-1"], "error: --fresh=-1 must be from 0 to 900"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(ROOT)
-    if arguments == ["--config=setup.py", "--report"]:
-        (tmp_path / "setup.py").write_text("ARMS = {}\n")
-        arguments = [f"--config={tmp_path / 'setup.py'}", "--report"]
-        message = f"error: --config={tmp_path / 'setup.py'}: it needs a mapping ARMS with an arm 'vanilla'"
     assert ablation.main([*arguments, f"--out={tmp_path / 'out'}"]) == 1
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
 
 
+_NO_ARMS = "from seal_jax.config import default_config\ndef get_config(arm):\n    return default_config()\n"
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("ARMS = None", "it needs a mapping ARMS with an arm 'vanilla'"),
-        ("ARMS = ['vanilla']", "it needs a mapping ARMS with an arm 'vanilla'"),
-        ("ARMS = {'vanilla': 0", "SyntaxError: '{' was never closed"),
+        (_NO_ARMS, "it needs a mapping ARMS with an arm 'vanilla'"),
+        (_NO_ARMS + "ARMS = ['vanilla']", "it needs a mapping ARMS with an arm 'vanilla'"),
+        ("ARMS = {'vanilla': 0", "line 1: '{' was never closed"),
         ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
         ("ARMS = {'vanilla': 0}", "it has no get_config()"),
-        ("ARMS = {'vanilla': 0}\ndef get_config(x):\n    return {}[x]", "line 3: KeyError: 'never'"),
+        ("ARMS = {'vanilla': 0}\ndef get_config(x):\n    return {}[x]", "line 3: KeyError: 'vanilla'"),
         ("ARMS = {'vanilla': 0}\ndef get_config(x):\n    return 3", "get_config() returned int, not a ConfigDict"),
     ],
 )
@@ -213,19 +214,20 @@ def finished(tmp_path, **options):
 
 def test_a_report_says_which_runs_are_not_in_it(tmp_path, capsys):
     made = finished(tmp_path)
-    shutil.copytree(tmp_path / "runs" / "never-0-small", tmp_path / "runs" / "never-7-small")
-    runs, starts = ablation.collect(made)
+    runs, starts = ablation.collect(made.jobs())
     assert [run["arm"] for run in runs] == ["vanilla"] and [start["seed"] for start in starts] == [0]
-    said = f"left out: 1 finished runs of other seeds, starts, arms or sizes in {tmp_path / 'runs'}\n"
-    assert capsys.readouterr().out == said
-    shutil.rmtree(tmp_path / "runs" / "never-7-small")
-    ablation.collect(made)
-    assert capsys.readouterr().out == ""
+    command = ["--report", "--arms=vanilla", "--starts=never", f"--out={tmp_path}"]
+    said = f"left out: 1 finished runs in {tmp_path / 'runs'} that this command does not name"
+    for others in (False, True):
+        if others:
+            shutil.copytree(tmp_path / "runs" / "never-0-small", tmp_path / "runs" / "never-7-small")
+        assert ablation.main([*command, "--seeds=1"]) == 0
+        assert (said in capsys.readouterr().out) == others
 
 
 def test_runs_of_other_settings_are_not_reported_as_these(tmp_path):
     with pytest.raises(ValueError, match="vanilla was begun with other settings than never-0-small/vanilla has now"):
-        ablation.collect(replace(finished(tmp_path), arm_flags=("--config.rounds=2",)))
+        ablation.collect(replace(finished(tmp_path), arm_flags=("--config.rounds=2",)).jobs())
 
 
 def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
@@ -236,8 +238,26 @@ def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
         contextlib.closing(hold_workdir(tmp_path / "check")),
         pytest.raises(ValueError, match="is in use by another process"),
     ):
-        ablation.check(made, "never-0-small/vanilla")
+        ablation.check(made.jobs(), tmp_path, "never-0-small/vanilla")
     assert at_work.exists()
+
+
+def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, monkeypatch, capsys):
+    """And of vanilla, from both starts; none until there is a choice."""
+    made = study(tmp_path, arms=tuple(toolbox.ARMS), seeds=(0,))
+    runs = [
+        record(arm, start=start, validation=[(4, 0.5 if arm == "anneal" else 0.2)])
+        for arm in toolbox.ARMS
+        for start in ("never", "sometimes")
+    ]
+    monkeypatch.setattr(ablation, "collect", lambda jobs: (runs, []))
+    jobs = ablation.confirming(made, 2)
+    assert {(j.which["arm"], j.which["start"], j.which["seed"]) for j in jobs if j.which} == {
+        (arm, start, seed) for arm in ("vanilla", "anneal") for start in ("never", "sometimes") for seed in (100, 101)
+    }
+    assert len([j for j in jobs if not j.which]) == 2 * (2 + 2)  # their starts, and the probes of these
+    runs.pop()
+    assert ablation.confirming(made, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path):

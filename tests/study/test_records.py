@@ -75,7 +75,7 @@ def test_a_run_that_is_not_finished_is_refused(workdir):
         "".join(x for x in (workdir / "metrics.jsonl").open() if '"round": 2' not in x)
     )
     for spoil, message in (
-        (lambda path: None, "summary.json is of round 2, metrics.jsonl of 1, so this run is not finished"),
+        (lambda path: None, "summary.json is of round 2, metrics.jsonl of 1; run the study again, or"),
         (lambda path: path.write_text("{"), "summary.json is damaged .*; delete the folder"),
         (lambda path: path.unlink(), "no summary.json, so this run is not finished; run the study again"),
     ):
@@ -86,7 +86,7 @@ def test_a_run_that_is_not_finished_is_refused(workdir):
 
 
 def test_records_come_back_and_the_same_ones_give_the_same_bytes(workdir, tmp_path):
-    records = [read_run(workdir, arm=arm, seed=0) for arm in ("vanilla", "half")]
+    records = [read_run(workdir, start="never", arm=arm, seed=0, size="small") for arm in ("vanilla", "half")]
     paths = [tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl.gz"]
     save(paths[0], records)
     kept = load(paths[0])
