@@ -7,12 +7,16 @@
 2. SEAL rounds: rollouts -> verifier -> diagnosis -> update, with the interface evolving between rounds.
 3. Strict evaluation (greedy, bare interface) before and after on the test split, and on two held-out domains.
 
+How the diagnosis is used is one argument: `configs/quickstart.py:paper` is the paper's own setting, `:vanilla` uses it
+for nothing (plain GRPO); see METHODS.
+
     python -m seal_jax.main --config=configs/quickstart.py:scratch --workdir=runs/scratch --config.rounds=0
 
 makes such a folder, runs/scratch/start; so was the kept one made.
 """
 
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -20,17 +24,32 @@ from seal_jax.config import default_config
 
 STARTS = Path(__file__).parent / "starts"
 
+#: How the diagnosis is used: which rows see cues, what is trained on, how advantages are weighted.
+METHODS: dict[str, dict[str, Any]] = {
+    "default": {"interface.exposure": 0.5, "loss.reweight": "turn"},
+    "paper": {"interface.exposure": 1.0, "loss.reweight": "paper"},
+    "vanilla": {"interface.exposure": 0.0, "loss.reweight": "none"},
+}
 
-def get_config(start: str = "cloned") -> ConfigDict:
-    if start not in ("cloned", "scratch"):
-        raise ValueError(f"configs/quickstart.py:{start} is not known; choose cloned or scratch")
+
+def get_config(setting: str = "default") -> ConfigDict:
+    if setting not in (*METHODS, "scratch"):
+        raise ValueError(
+            f"configs/quickstart.py:{setting} is not known; choose one of {', '.join([*METHODS, 'scratch'])}"
+        )
+    c = base()
+    if setting == "scratch":
+        c.policy.source, c.policy.path, c.warm_start.enabled = "tiny", "", True
+    c.update_from_flattened_dict(METHODS["default" if setting == "scratch" else setting])
+    return c
+
+
+def base() -> ConfigDict:
+    """The world, the policy and the training, without the method."""
     c = default_config()
     c.suite = "toolbox"
     c.chat = "tiny"
-    if start == "cloned":
-        c.policy.source, c.policy.path = "hf", str(STARTS / "quickstart")
-    else:
-        c.policy.source, c.warm_start.enabled = "tiny", True
+    c.policy.source, c.policy.path = "hf", str(STARTS / "quickstart")
 
     # Prompts have 120-180 tokens, reference rows up to 330. Few buckets: here a compilation costs as much as a round.
     c.buckets.prompt = (192,)
@@ -44,9 +63,7 @@ def get_config(start: str = "cloned") -> ConfigDict:
     c.tasks_per_round = 16
     c.rollouts = 8
     c.stop_failed_turns = True
-    c.interface.exposure = 0.5
 
-    c.loss.reweight = "turn"
     c.loss.kl_coef = 0.0
     c.loss.clip_high = 0.28
     c.optimizer.learning_rate = 3e-4

@@ -153,14 +153,14 @@ STARTS: dict[str, dict[str, Any]] = {
 def get_config(setting: str = "full") -> ConfigDict:
     if setting not in ARMS and setting not in STARTS:
         raise ValueError(f"configs/toolbox.py:{setting} is not known; choose one of {sorted([*ARMS, *STARTS])}")
-    c = quickstart.get_config()
+    c = quickstart.base()
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
     # As many scenarios as tasks are evaluated: the four tasks of one are solved or failed together.
     c.suite_options.val, c.suite_options.test, c.suite_options.ood = 100, 400, 100
     # Room for cues: the reference's rows have up to 345 tokens, with three cues 503. None may fail for its length.
     c.buckets.suffix = (192, 256, 320, 384, 512)
     c.rounds = 12
-    c.loss.reweight = "none"
+    c.interface.exposure, c.loss.reweight = 0.5, "none"
     c.optimizer.learning_rate = 3e-4
     c.eval.before = False
     c.eval.every, c.eval.val = 4, 100

@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_recipe_is_valid():
     validate(default_config())
-    validate(quickstart.get_config())
+    for setting in (*quickstart.METHODS, "scratch"):
+        validate(quickstart.get_config(setting))
     for setting in (*toolbox.ARMS, *toolbox.STARTS):
         validate(toolbox.get_config(setting))
     for backbone in bfcl.BACKBONES:
@@ -500,14 +501,14 @@ def test_a_recipe_that_does_not_load_is_one_line(tmp_path, recipe, message):
 def test_a_recipe_that_is_a_folder_or_lacks_its_argument_is_one_line(tmp_path):
     with pytest.raises(main.RecipeError, match="is a folder"):
         main.load_recipe(str(tmp_path))
-    with pytest.raises(main.RecipeError, match="^configs/quickstart.py:foo is not known; choose cloned or scratch$"):
+    with pytest.raises(main.RecipeError, match="^configs/quickstart.py:foo is not known; choose one of default, paper"):
         main.load_recipe(str(ROOT / "configs/quickstart.py:foo"))
 
 
 def test_the_command_line_names_a_broken_recipe_in_one_line(tmp_path):
     done = run_main("--config=configs/quickstart.py:foo", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "configs/quickstart.py:foo is not known; choose cloned or scratch" in done.stderr
+    assert "configs/quickstart.py:foo is not known; choose one of default, paper, vanilla, scratch" in done.stderr
 
 
 @pytest.mark.parametrize("option", ["tran", "language_hint"])

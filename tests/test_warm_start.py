@@ -68,8 +68,3 @@ def test_a_damaged_account_of_the_warm_start_is_named(tmp_path, text):
         warm_start_metrics(tmp_path)
     assert "\n" not in str(error.value)
     assert (START / WARM_START_FILE).is_file()
-
-
-def test_an_unknown_start_is_refused():
-    with pytest.raises(ValueError, match="choose cloned or scratch"):
-        quickstart.get_config("warm")
