@@ -33,7 +33,7 @@ if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
     sys.path.insert(0, str(ROOT))
 
 from experiments.study import figures, records, starts, statistics, tables  # noqa: E402
-from experiments.study.jobs import FRESH, SIZES, START_NAMES, Job, Study  # noqa: E402
+from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES, Job, Study  # noqa: E402
 from experiments.study.workers import JobFailed, carry_out  # noqa: E402
 from seal_jax.checkpoints import hold_workdir  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
@@ -169,7 +169,7 @@ def tune(study: Study, cores: int) -> int:
 def _study(options: argparse.Namespace) -> Study:
     arms = _arms(options.config)
     chosen = arms if options.arms is None else ("vanilla", *options.arms.split(","))
-    for name, given, known in (("arms", chosen, arms), ("starts", options.starts.split(","), START_NAMES)):
+    for name, given, known in (("arms", chosen, arms), ("starts", options.starts.split(","), ALL_STARTS)):
         unknown = [x for x in given if x not in known]
         if unknown:
             raise ValueError(f"--{name}: {unknown[0]!r} is not known; choose from {', '.join(known)}")
@@ -185,7 +185,7 @@ def _study(options: argparse.Namespace) -> Study:
         out=out.resolve(),
         config_of=lambda setting: load_recipe(f"{recipe}:{setting}").unlock(),
         arms=tuple(a for a in arms if a in chosen),
-        starts=tuple(s for s in START_NAMES if s in options.starts.split(",")),
+        starts=tuple(s for s in ALL_STARTS if s in options.starts.split(",")),
         seeds=tuple(range(options.seeds)),
         size=options.size,
     )
@@ -223,7 +223,9 @@ def _parser() -> argparse.ArgumentParser:
         "--fresh", type=int, default=0, help="further seeds, for the chosen arm and vanilla (default 0)"
     )
     parser.add_argument("--arms", help="only these (and vanilla), separated by commas")
-    parser.add_argument("--starts", default=",".join(START_NAMES), help="only these, separated by commas")
+    parser.add_argument(
+        "--starts", default=",".join(START_NAMES), help=f"of {', '.join(ALL_STARTS)} (default %(default)s)"
+    )
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
     parser.add_argument("--out", type=_path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")

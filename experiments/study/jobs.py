@@ -22,7 +22,9 @@ from ml_collections import ConfigDict
 
 from seal_jax.files import write_whole
 
+#: The starting policies that arms are chosen and compared from, and all there are, rarest repairs first.
 START_NAMES = ("never", "sometimes")
+ALL_STARTS = ("never", "seldom", "sometimes")
 SIZES = ("small", "large")
 #: Seeds from here on are fresh: all arms choose one on the seeds below, and these two, it and vanilla, then meet here.
 FRESH = 100
@@ -94,9 +96,9 @@ class Study:
         never = self._name("never", seed)
         fresh = "never" if self.size == "small" else f"never_{self.size}"
         yield self._job(never, fresh, seed, self.out / "starts" / never)
-        if "sometimes" in self.starts:  # it is "never", trained a little further
-            name = self._name("sometimes", seed)
-            yield self._job(name, "sometimes", seed, self.out / "starts" / name, start="never")
+        for start in (s for s in self.starts if s != "never"):  # they are "never", trained a little further
+            name = self._name(start, seed)
+            yield self._job(name, start, seed, self.out / "starts" / name, start="never")
         for start in self.starts:
             probe = f"{self._name(start, seed)}.probe"
             yield self._job(probe, "probe", seed, self.out / "starts" / probe, start=start)

@@ -17,7 +17,7 @@ from scipy.special import nctdtrinc
 from scipy.stats import norm, t
 
 from configs.toolbox import ARMS
-from experiments.study.jobs import FRESH, SIZES, START_NAMES
+from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES
 from experiments.study.records import Record
 
 REFERENCE = "vanilla"
@@ -90,7 +90,7 @@ def _by_place(records: Iterable[Record]) -> dict[Place, Arms]:
         runs[seed] = record
     return {
         place: {arm: dict(sorted(found[place][arm].items())) for arm in sorted(found[place], key=arm_order)}
-        for place in sorted(found, key=lambda p: (_order(START_NAMES, p.start), _order(SIZES, p.size)))
+        for place in sorted(found, key=lambda p: (_order(ALL_STARTS, p.start), _order(SIZES, p.size)))
     }
 
 

@@ -65,6 +65,12 @@ def test_every_setting_that_a_job_names_is_one_of_the_recipe(tmp_path):
             toolbox.get_config(recipe)
 
 
+def test_each_start_but_never_is_made_from_it(tmp_path):
+    jobs = {job.name: job for job in study(tmp_path, starts=("seldom",), seeds=(0,)).jobs()}
+    assert list(jobs)[:3] == ["never-0-small", "seldom-0-small", "seldom-0-small.probe"] and len(jobs) == 5
+    assert jobs["seldom-0-small"].needs == ("never-0-small",)
+
+
 def test_a_study_without_the_second_start_makes_one(tmp_path):
     names = [job.name for job in study(tmp_path, starts=("never",), seeds=(0,)).jobs()]
     assert names == ["never-0-small", "never-0-small.probe", "never-0-small/vanilla", "never-0-small/half"]
@@ -139,7 +145,7 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
     [
         (["--config=nowhere.py"], "error: nowhere.py: there is no such file"),
         (["--arms=vanila"], "error: --arms: 'vanila' is not known; choose from vanilla, "),
-        (["--starts=always"], "error: --starts: 'always' is not known; choose from never, sometimes"),
+        (["--starts=always"], "error: --starts: 'always' is not known; choose from never, seldom, sometimes"),
         (["--seeds=0"], "error: --seeds=0 must be from 1 to 100"),
         (["--cores=-1"], "error: --cores=-1 must be at least 0"),
         (["--report"], "no run is finished yet, so there is nothing to report"),
