@@ -35,7 +35,7 @@ _FROZEN = {"interface.closed_loop": False}
 #: Shape of the larger policy: about 1.9M parameters beside 0.75M.
 LARGE = {"d_model": 192, "n_layers": 4, "n_heads": 6, "n_kv_heads": 6, "d_ff": 528}
 
-#: Every arm of the study, named before any of them was run.
+#: Every arm of the study, named before any was run; only the "added" ones, which are never chosen, came after seed 0.
 ARMS = {
     "vanilla": Arm("paper", "no environment side, no reweighting", _BARE),
     "no_environment": Arm("paper", "reweighting alone: static utilities", _STATIC),
@@ -109,6 +109,12 @@ ARMS = {
     ),
     "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}, "half"),
     "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}, "half"),
+    **{
+        f"half_strip_{part}": Arm(
+            "added", f"half_strip, with φ_{part} alone", {**_STRIP, "interface.components": (part,)}, "half_strip"
+        )
+        for part in ("schema", "err", "cap")
+    },
 }
 
 # A clone of a teacher that gives up after every refusal unless a cue stands beside it.

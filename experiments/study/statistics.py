@@ -22,11 +22,13 @@ from experiments.study.records import Record
 
 REFERENCE = "vanilla"
 LEVEL, POWER = 0.95, 0.80
-#: Arms whose cues come and go with the profile.
+#: Arms whose cues come and go with the profile, and that one may be chosen of.
 CLOSED_LOOP = tuple(
     name
     for name, arm in ARMS.items()
-    if arm.settings.get("interface.exposure", 0.0) > 0 and arm.settings.get("interface.closed_loop", True)
+    if arm.part != "added"
+    and arm.settings.get("interface.exposure", 0.0) > 0
+    and arm.settings.get("interface.closed_loop", True)
 )
 #: What one number is taken from a run; None where the run has none.
 Value = Callable[[Record], float | None]
