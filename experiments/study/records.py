@@ -46,32 +46,40 @@ CURVES = (
 _JUDGED_AND_LEARNED = ("diagnosis", "update")
 
 
-_NAME = {"type": "string", "pattern": "^[^|`$\\s]+$"}  # shown as it is, in tables
-_COUNT = {"type": "integer", "minimum": 0}
+#: What comes of counting with something of another type than a run writes.
+DAMAGE = (LookupError, TypeError, AttributeError, ArithmeticError)
+NAME = {"type": "string", "pattern": r"^[^|`$\s]+\Z"}  # shown as it is, in tables
+COUNT = {"type": "integer", "minimum": 0, "maximum": 10**15}  # floats, and their sums, are exact up to here
 _SHARE = {"type": ["number", "null"], "minimum": 0, "maximum": 1 + 1e-6}  # a sum in float32 may be a little above
-_AMOUNT = {"type": "number", "minimum": 0}
-_SHARES = {"type": "object", "additionalProperties": {**_SHARE, "type": "number"}}
-_CURVE = {"type": "array", "items": {**_AMOUNT, "type": ["number", "null"]}}
-_WHICH = {"start": _NAME, "arm": _NAME, "seed": _COUNT, "size": _NAME}
+AMOUNT = {**COUNT, "type": "number"}
+SHARES = {"type": "object", "propertyNames": NAME, "additionalProperties": {**_SHARE, "type": "number"}}
+_CURVE = {"type": "array", "items": {**AMOUNT, "type": ["number", "null"]}}
+_CURVE_OF_SHARES = {"type": "array", "items": _SHARE}
+_WHICH = {"start": NAME, "arm": NAME, "seed": COUNT, "size": NAME}
 _FOUND: dict[str, Any] = {
-    **{"rounds": _COUNT, "reported_round": _COUNT},
-    "success": _SHARES,
-    "by_category": {"type": "object", "additionalProperties": _SHARES},
+    **{"rounds": COUNT, "reported_round": COUNT},
+    "success": SHARES,
+    "by_category": {"type": "object", "additionalProperties": SHARES},
     "cued_bonus": {"type": ["number", "null"], "minimum": -1, "maximum": 1},
     "after_error": _SHARE,
-    "n_error": {"type": ["integer", "null"], "minimum": 0},
-    "n_test": {"type": ["integer", "null"], "minimum": 1},
+    "n_error": {**COUNT, "type": ["integer", "null"]},
+    "n_test": {**COUNT, "type": ["integer", "null"], "minimum": 1},
     "validation": {
         "type": "array",
-        "items": {"type": "array", "prefixItems": [_COUNT, _SHARE], "minItems": 2, "maxItems": 2},
+        "items": {"type": "array", "prefixItems": [COUNT, _SHARE], "minItems": 2, "maxItems": 2},
     },
     "cost": {
         "type": "object",
         "required": (cost := ["episodes", "sampled_tokens", "processed_tokens", "seconds"]),
-        "properties": dict.fromkeys(cost, _AMOUNT),
+        "properties": dict.fromkeys(cost, AMOUNT),
     },
-    "curves": {"type": "object", "required": list(CURVES), "additionalProperties": _CURVE},
-    "cues": {"type": "array", "items": {"type": "array", "items": _NAME}},
+    "curves": {
+        "type": "object",
+        "required": list(CURVES),
+        "patternProperties": {"^(groups|profile|advantage_mass|train)/": _CURVE_OF_SHARES},
+        "additionalProperties": _CURVE,
+    },
+    "cues": {"type": "array", "items": {"type": "array", "items": NAME}},
 }
 
 
@@ -89,6 +97,21 @@ def check(value: Any, schema: Mapping[str, Any], where: object, mend: str) -> No
         raise ValueError(f"{where}: {field}{': ' if field else ''}{said}; {mend}")
 
 
+def _check_found(record: Record, schema: Mapping[str, Any], where: object, mend: str) -> None:
+    """As `check`, and that its parts agree: what is short would be averaged with what is whole."""
+    check(record, schema, where, mend)
+    rounds, known = record["rounds"], [r for r, _ in record["validation"]]
+    series = {**{f"curves/{name}": values for name, values in record["curves"].items()}, "cues": record["cues"]}
+    odd = [f"{name} has {len(x)} values for {rounds} rounds" for name, x in series.items() if len(x) != rounds]
+    if known != sorted({*known}) or max(known, default=0) > rounds:
+        odd.append(f"validation is of rounds {known}, of a run of {rounds}")
+    splits, others = sorted(record["success"]), sorted(record["by_category"])
+    if splits != others:
+        odd.append(f"success is of {splits}, by_category of {others}")
+    if odd:
+        raise ValueError(f"{where}: {odd[0]}; {mend}")
+
+
 def read_run(workdir: Path, **which: Any) -> Record:
     """The record of a finished run; `which` names it (start, arm, seed, size). ValueError if it is not finished, or if
     what it wrote is damaged."""
@@ -98,11 +121,11 @@ def read_run(workdir: Path, **which: Any) -> Record:
     summary, config = (read_object(workdir / name, mend) for name in ("summary.json", "config.json"))
     try:
         found = _found(summary, config, list(read_jsonl(workdir / "metrics.jsonl")))
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+    except DAMAGE as error:
         raise ValueError(f"{workdir}: its record is damaged ({type(error).__name__}: {error}); {mend}") from error
     except ValueError as error:
         raise ValueError(f"{workdir}: {error}; run the study again, or {mend}") from error
-    check(found, of_fields(_FOUND), workdir, mend)
+    _check_found(found, of_fields(_FOUND), workdir, mend)
     return {**which, **found}
 
 
@@ -176,15 +199,18 @@ def load(path: Path) -> list[Record]:
     records = []
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line, parse_constant=_refuse)
+            record = json.loads(line, parse_constant=refuse)
         except ValueError as error:
             raise ValueError(f"{path}:{number}: not a JSON object ({error}); {mend}") from error
-        check(record, of_fields(_WHICH | _FOUND), f"{path}:{number}", mend)
+        _check_found(record, of_fields(_WHICH | _FOUND), f"{path}:{number}", mend)
         records.append(record)
+    if not records:
+        raise ValueError(f"{path} holds no record; {mend}")
     return records
 
 
-def _refuse(constant: str) -> None:
+def refuse(constant: str) -> None:
+    """json.loads(parse_constant=): NaN and the like, which Python reads."""
     raise ValueError(f"{constant} is no JSON")
 
 

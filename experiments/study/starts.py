@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.study.records import check, of_fields
+from experiments.study.records import AMOUNT, COUNT, DAMAGE, NAME, SHARES, check, of_fields, refuse
 from seal_jax.files import read_object
 from seal_jax.telemetry.recorder import read_jsonl
 
@@ -17,11 +17,11 @@ Start = dict[str, Any]
 
 
 _SPLITS, _ROWS = ("test", "ood", "test_cued"), ("bare", "cued")
-_PAIR = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}
+_PAIR = {"type": "array", "items": COUNT, "minItems": 2, "maxItems": 2}
 _FIELDS = {
-    **{"start": {"type": "string"}, "seed": {"type": "integer"}, "size": {"type": "string"}},
-    "success": {"type": "object", "required": list(_SPLITS), "additionalProperties": {"type": "number"}},
-    "seconds": {"type": "number"},
+    **{"start": NAME, "seed": COUNT, "size": NAME},
+    "success": {**SHARES, "required": list(_SPLITS)},
+    "seconds": AMOUNT,
     "repaired": {"type": "object", "required": list(_ROWS), "additionalProperties": _PAIR},
 }
 _SCHEMA = {"type": "array", "items": of_fields(_FIELDS)}
@@ -29,21 +29,27 @@ _SCHEMA = {"type": "array", "items": of_fields(_FIELDS)}
 
 def read_start(workdir: Path, probe: Path, **which: Any) -> Start:
     """Of a finished start and its finished probe; ValueError if their records lack something."""
+    mend = "delete the folders and run the study again"
+    summary = read_object(workdir / "summary.json", mend)
     metrics: dict[str, float] = {}
-    for line in (*read_jsonl(workdir / "metrics.jsonl"), *read_jsonl(probe / "metrics.jsonl")):
-        metrics |= line.get("metrics", {})
     try:
-        return {
+        for line in (*read_jsonl(workdir / "metrics.jsonl"), *read_jsonl(probe / "metrics.jsonl")):
+            metrics = {**metrics, **line["metrics"]}
+        found = {
             **which,
             "success": {s: metrics[f"eval/{s}/success"] for s in _SPLITS},
-            "seconds": read_object(workdir / "summary.json", "run the study again")["warm_start/seconds"],
+            "seconds": summary["warm_start/seconds"],
             "repaired": {k: [int(metrics[f"refused/{k}/repaired"]), int(metrics[f"refused/{k}"])] for k in _ROWS},
         }
     except KeyError as missing:
         raise ValueError(
             f"{workdir}: it or its probe has no {missing}; the recipe must report test, ood and cues; if it does, "
-            "delete the folders and run the study again"
+            f"{mend}"
         ) from None
+    except DAMAGE as error:
+        raise ValueError(f"{workdir}: its record is damaged ({type(error).__name__}: {error}); {mend}") from error
+    check(found, of_fields(_FIELDS), workdir, mend)
+    return found
 
 
 def load(path: Path) -> list[Start]:
@@ -52,7 +58,7 @@ def load(path: Path) -> list[Start]:
     if not path.exists():
         return []
     try:
-        found = json.loads(path.read_bytes().decode())
+        found = json.loads(path.read_bytes().decode(), parse_constant=refuse)
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); {mend}") from error
     check(found, _SCHEMA, path, mend)

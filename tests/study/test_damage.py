@@ -24,6 +24,9 @@ START = {
     "repaired": {"bare": [1, 20], "cued": [15, 20]},
 }
 
+#: A number that JSON can write and no float can hold.
+INFINITE = "1e999"
+
 
 def packed(path, text):
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
@@ -71,11 +74,23 @@ def refused(arguments, capsys):
         (["curves", "refused/bare"], ..., "curves: 'refused/bare' is a required property;"),
         (["curves", "refused/bare", 3], "1", "curves/refused/bare/3: '1' is not of type 'number', 'null';"),
         (["cues", 2], "ab", "cues/2: 'ab' is not of type 'array';"),
+        (["arm"], "half\n", "arm: 'half\\n' does not match"),
+        (["by_category", "ood"], {"a\nb": 1.0}, "by_category/ood: 'a\\nb' does not match"),
+        (["cost", "episodes"], 10**20, "cost/episodes: 100000000000000000000 is greater than"),
+        (["cost", "seconds"], INFINITE, "cost/seconds: inf is greater than the maximum"),
+        (["curves", "profile/pass", 3], 1.5, "curves/profile/pass/3: 1.5 is greater than the maximum"),
+        # What a schema does not see: such a record would be averaged with whole ones.
+        (["curves", "refused/bare"], [1.0] * 11, "curves/refused/bare has 11 values for 12 rounds;"),
+        (["cues"], [[]] * 13, "cues has 13 values for 12 rounds;"),
+        (["validation", 1, 0], 4, "validation is of rounds [4, 4, 12], of a run of 12;"),
+        (["validation", 2, 0], 13, "validation is of rounds [4, 8, 13], of a run of 12;"),
+        (["success", "test"], ..., "success is of ['ood', 'test_cued'], by_category of ['ood', 'test', 'test_cued'];"),
     ],
 )
 def test_a_damaged_record_is_named_with_its_field(tmp_path, capsys, path, bad, message):
     good = record()
     text = "".join(json.dumps(x) + "\n" for x in (good, spoilt(record("full"), path, bad)))
+    text = text.replace(f'"{INFINITE}"', "1e999")
     file = packed(tmp_path / "records.jsonl.gz", text)
     error = refused([f"--records={file}", f"--out={tmp_path / 'out'}"], capsys)
     assert error.startswith(f"error: {file}:2: {message}") and "make it with --report" in error
@@ -89,6 +104,7 @@ def test_a_file_of_records_that_is_none_is_named(tmp_path, capsys):
     text = gzip.compress
     contents = {
         "is damaged, or no records.jsonl.gz": (b"hello", whole[:-9], bytes(flipped), text(b"\xff\n")),
+        " holds no record;": (b"", text(b"")),
         ":1: not a JSON object": (text(b"\n"), text(b"import this\n"), text(json.dumps(record())[:99].encode())),
         ":1: [1] is not of type 'object'": (text(b"[1]\n"),),
     }
@@ -116,6 +132,8 @@ def test_nothing_is_written_when_the_records_contradict_each_other(tmp_path, cap
         ([0, "success", "ood"], ..., "0/success: 'ood' is a required property;"),
         ([0, "repaired", "bare"], [1, 20, 3], "0/repaired/bare: [1, 20, 3] is too long;"),
         ([0, "seed"], "0", "0/seed: '0' is not of type 'integer';"),
+        ([0, "start"], "a|b", "0/start: 'a|b' does not match"),
+        ([0, "success", "ood"], 1.5, "0/success/ood: 1.5 is greater than the maximum"),
     ],
 )
 def test_damaged_starts_are_named_with_their_field(tmp_path, capsys, path, bad, message):
@@ -132,7 +150,7 @@ def test_starts_come_back_and_a_torn_file_is_named(tmp_path):
     assert starts.load(path) == []
     path.write_text(json.dumps([START]))
     assert starts.load(path) == [START]
-    for content in (b"[{", b"\xff"):
+    for content in (b"[{", b"\xff", b"[NaN]"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"starts\.json is damaged .*; take it anew"):
             starts.load(path)
@@ -181,6 +199,7 @@ def test_a_report_that_was_lost_is_not_taken_from_before_training(workdir):
         (1, ["metrics", "train/sampled_tokens"], "x", "its record is damaged (TypeError: "),
         (3, ["metrics", "rollout/processed_per_s"], 0, "its record is damaged (ZeroDivisionError: "),
         (3, ["metrics", "rollout/processed_tokens"], ..., "damaged (KeyError: 'rollout/processed_tokens')"),
+        (1, ["metrics"], "x", "its record is damaged (TypeError: "),
         (2, ["metrics"], {}, "damaged (KeyError: 'eval/val/success')"),
         (3, ["cues"], "ab", "cues/1: 'ab' is not of type 'array'"),
     ],
@@ -193,6 +212,31 @@ def test_a_damaged_line_of_a_run_is_named_with_its_field(workdir, line, path, ba
         read_run(workdir)
     assert str(error.value).startswith(str(workdir)) and message in str(error.value) and "\n" not in str(error.value)
     assert "delete the folder and run the study again" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "summary.json",
+            '{"round": 2, "reported_round": 2, "evaluations": []}',
+            "its record is damaged (AttributeError",
+        ),
+        ("summary.json", '{"round": 2, "reported_round": 2}', "its record is damaged (KeyError: 'evaluations')"),
+        (
+            "summary.json",
+            '{"round": 2, "reported_round": "2", "evaluations": {}}',
+            "reported_round: '2' is not of type",
+        ),
+        ("config.json", '{"tasks_per_round": 4}', "its record is damaged (KeyError: 'rollouts')"),
+        ("config.json", "[]", "config.json is damaged (not a JSON object)"),
+    ],
+)
+def test_a_damaged_file_beside_a_runs_lines_is_named(workdir, name, content, message):
+    (workdir / name).write_text(content)
+    with pytest.raises(ValueError) as error:
+        read_run(workdir)
+    assert str(error.value).startswith(str(workdir)) and message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_damaged_starts_of_a_study_are_named(tmp_path):
@@ -208,11 +252,20 @@ def test_damaged_starts_of_a_study_are_named(tmp_path):
     assert made == {**which, "success": dict.fromkeys(("test", "ood", "test_cued"), 0.1), "seconds": 12.5} | {
         "repaired": {"bare": [4, 4], "cued": [4, 4]}
     }
+
+    def scored(test):
+        return json.dumps({"metrics": {**scores, "eval/test/success": test}}) + "\n"
+
     for path, content, message in (
         (start / "summary.json", "{", "summary.json is damaged "),
         (start / "summary.json", "{}", "it or its probe has no 'warm_start/seconds'; "),
         (start / "metrics.jsonl", "", "it or its probe has no 'eval/test/success'; the recipe must report test, ood"),
         (probe / "metrics.jsonl", "", "it or its probe has no 'refused/bare"),
+        (start / "metrics.jsonl", scored(None), "success/test: None is not of type 'number'"),
+        (start / "metrics.jsonl", scored(30.0), "success/test: 30.0 is greater than the maximum"),
+        (probe / "metrics.jsonl", '{"metrics": {"refused/bare": null, "refused/bare/repaired": null}}\n', "TypeError"),
+        (probe / "metrics.jsonl", '{"metrics": 3}\n', "its record is damaged (TypeError"),
+        (start / "summary.json", '{"warm_start/seconds": "x"}', "seconds: 'x' is not of type 'number'"),
     ):
         before = path.read_text()
         path.write_text(content)
