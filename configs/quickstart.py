@@ -24,7 +24,7 @@ from seal_jax.config import default_config
 
 STARTS = Path(__file__).parent / "starts"
 
-#: How the diagnosis is used: which rows see cues, what is trained on, how advantages are weighted.
+#: How the diagnosis is used: which rows see cues, how advantages are weighted.
 METHODS: dict[str, dict[str, Any]] = {
     "default": {"interface.exposure": 0.5, "loss.reweight": "turn"},
     "paper": {"interface.exposure": 1.0, "loss.reweight": "paper"},
@@ -33,14 +33,13 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def get_config(setting: str = "default") -> ConfigDict:
-    if setting not in (*METHODS, "scratch"):
-        raise ValueError(
-            f"configs/quickstart.py:{setting} is not known; choose one of {', '.join([*METHODS, 'scratch'])}"
-        )
+    settings = (*METHODS, "scratch")
+    if setting not in settings:
+        raise ValueError(f"configs/quickstart.py:{setting} is not known; choose one of {', '.join(settings)}")
     c = base()
     if setting == "scratch":
         c.policy.source, c.policy.path, c.warm_start.enabled = "tiny", "", True
-    c.update_from_flattened_dict(METHODS["default" if setting == "scratch" else setting])
+    c.update_from_flattened_dict(METHODS.get(setting, METHODS["default"]))
     return c
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from configs import quickstart
+from seal_jax.interface.settings import COMPONENTS
 
 
 class Arm(NamedTuple):
@@ -104,16 +105,15 @@ ARMS = {
         "vanilla, rewarded with the share of turns passed before the first failure",
         {**_BARE, "reward": "progress"},
     ),
-    "schema_only": Arm(
-        "components", "half, with φ_schema alone", {**_HALF, "interface.components": ("schema",)}, "half"
-    ),
-    "err_only": Arm("components", "half, with φ_err alone", {**_HALF, "interface.components": ("err",)}, "half"),
-    "cap_only": Arm("components", "half, with φ_cap alone", {**_HALF, "interface.components": ("cap",)}, "half"),
     **{
-        f"half_strip_{part}": Arm(
-            "added", f"half_strip, with φ_{part} alone", {**_STRIP, "interface.components": (part,)}, "half_strip"
+        f"{phi}_only": Arm("components", f"half, with φ_{phi} alone", {**_HALF, "interface.components": (phi,)}, "half")
+        for phi in COMPONENTS
+    },
+    **{
+        f"half_strip_{phi}": Arm(
+            "added", f"half_strip, with φ_{phi} alone", {**_STRIP, "interface.components": (phi,)}, "half_strip"
         )
-        for part in ("schema", "err", "cap")
+        for phi in COMPONENTS
     },
 }
 

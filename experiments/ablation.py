@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         if run:
             carry_out(jobs, study.out, options.cores)
         if options.fresh:
-            jobs += confirming(study, options.fresh)
+            jobs += confirming(study, collect(jobs)[0], options.fresh)
             if run:
                 carry_out(jobs, study.out, options.cores)
         if options.check is not None:
@@ -87,9 +87,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def confirming(study: Study, seeds: int) -> list[Job]:
-    """The arm that validation chose, and vanilla, on so many fresh seeds; nothing until all arms are finished."""
-    runs, _ = collect(study.jobs())
+def confirming(study: Study, runs: list[records.Record], seeds: int) -> list[Job]:
+    """The arm that validation chose in these runs, and vanilla, on so many fresh seeds; nothing until all arms are
+    finished."""
     best = statistics.chosen(statistics.places(runs), study.size)
     if best is None:
         print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
@@ -180,8 +180,9 @@ def _study(options: argparse.Namespace) -> Study:
     if options.cores < 0:
         raise ValueError(f"--cores={options.cores} must be at least 0")
     out = options.out if options.out is not None else Path("runs/smoke" if options.smoke else "runs/study")
+    recipe = options.config.resolve()
     study = Study(
-        recipe=(recipe := options.config.resolve()),
+        recipe=recipe,
         out=out.resolve(),
         config_of=lambda setting: load_recipe(f"{recipe}:{setting}").unlock(),
         arms=tuple(a for a in arms if a in chosen),

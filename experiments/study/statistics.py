@@ -178,10 +178,14 @@ def mean(runs: Mapping[int, Record], value: Value) -> Estimate | None:
     return estimate(map(value, runs.values()))
 
 
+def shared_seeds(arms: Arms, arm: str, against: str = REFERENCE) -> list[int]:
+    """The seeds that both arms have; none if `against` has no run."""
+    return [seed for seed in arms[arm] if seed in arms.get(against, {})]
+
+
 def paired(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> list[float]:
-    """Arm minus the arm `against`, one difference for each seed that both have; none if `against` has no run."""
-    base = arms.get(against, {})
-    pairs = [(value(run), value(base[s])) for s, run in arms[arm].items() if s in base]
+    """Arm minus the arm `against`, one difference for each seed that both have."""
+    pairs = [(value(arms[arm][s]), value(arms[against][s])) for s in shared_seeds(arms, arm, against)]
     return [a - b for a, b in pairs if a is not None and b is not None]
 
 
@@ -254,7 +258,7 @@ def episodes_to_vanilla(arms: Arms, arm: str) -> float | None:
     there at its first validated round gets that round's episodes. A first crossing flatters a curve that wavers, so
     vanilla is measured by it too, and may be there before its end. inf = not reached; None = no validation in common.
     """
-    shared = [s for s in arms[arm] if s in arms[REFERENCE]]
+    shared = shared_seeds(arms, arm)
     goal = validation(arms[REFERENCE][s] for s in shared)
     curve = validation(arms[arm][s] for s in shared)
     if not goal or not curve:

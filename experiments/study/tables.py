@@ -72,13 +72,13 @@ def choice(found: Mapping[Place, Arms], fresh: Mapping[Place, Arms], size: str =
             if best.arm not in arms:
                 continue
             test, ood = (statistics.difference(arms, best.arm, success(split)) for split in _SPLITS)
-            pairs = [seed for seed in arms[REFERENCE] if seed in arms[best.arm]]
+            seeds = statistics.shared_seeds(arms, best.arm)
             scores = [
-                _share(statistics.mean({s: arms[arm][s] for s in pairs}, success("test")), half=False)
+                _share(statistics.mean({s: arms[arm][s] for s in seeds}, success("test")), half=False)
                 for arm in (REFERENCE, best.arm)
             ]
-            n = len(pairs)
-            lines.append([f"`{start}`", f"{n}, {where}", *scores, _gain(test), statistics.verdict(test), _gain(ood)])
+            count = f"{len(seeds)}, {where}"
+            lines.append([f"`{start}`", count, *scores, _gain(test), statistics.verdict(test), _gain(ood)])
     alone = "" if fresh else " No fresh seed is run yet; those that chose the arm flatter it."
     return (
         f"`{best.arm}` has the highest validation score of the {len(statistics.CLOSED_LOOP)} closed-loop arms: "
@@ -131,7 +131,7 @@ def _episodes(arms: Arms, arm: str) -> str:
         return NOTHING
     if math.isinf(needed):
         return "not reached"
-    first = statistics.validation(run for s, run in arms[arm].items() if s in arms[REFERENCE])[0][0]
+    first = statistics.validation(arms[arm][s] for s in statistics.shared_seeds(arms, arm))[0][0]
     return f"{'<= ' if needed == first else ''}{needed:,.0f}"
 
 

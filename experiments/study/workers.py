@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -43,8 +44,8 @@ def cores(most: int) -> list[int]:
     return usable[:most] if most else usable
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)  # into a file too
+#: At once, into a file too.
+_say = functools.partial(print, flush=True)
 
 
 def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str], None] = _say) -> None:

@@ -248,7 +248,7 @@ def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
     assert at_work.exists()
 
 
-def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, monkeypatch, capsys):
+def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, capsys):
     """And of vanilla, from both starts; none until there is a choice."""
     made = study(tmp_path, arms=tuple(toolbox.ARMS), seeds=(0,))
     runs = [
@@ -256,14 +256,13 @@ def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, monkeypatch,
         for arm in toolbox.ARMS
         for start in ("never", "sometimes")
     ]
-    monkeypatch.setattr(ablation, "collect", lambda jobs: (runs, []))
-    jobs = ablation.confirming(made, 2)
+    jobs = ablation.confirming(made, runs, 2)
     assert {(j.which["arm"], j.which["start"], j.which["seed"]) for j in jobs if j.which} == {
         (arm, start, seed) for arm in ("vanilla", "anneal") for start in ("never", "sometimes") for seed in (100, 101)
     }
     assert len([j for j in jobs if not j.which]) == 2 * (2 + 2)  # their starts, and the probes of these
     runs.remove(next(run for run in runs if run["arm"] == "half"))
-    assert ablation.confirming(made, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
+    assert ablation.confirming(made, runs, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
