@@ -10,11 +10,12 @@ vanilla, on five more seeds, which had no part in the choice. Then, or at any ti
     OUT/figures/              the figures, PNG and SVG
     OUT/records.jsonl.gz      what they are made from; OUT/starts.json: the starting policies
 
---records=FILE makes tables and figures from such a file alone and runs nothing. --check=never-0-small/half runs one row
-once more from the same start, in a folder of its own, and says whether its record is the same (to six digits, seconds
-aside). --tune compares learning rates for vanilla on validation, with a seed that the study does not use: the best is
-the one whose best validated round, averaged over the starts, is highest. --smoke does a little of everything, in two
-minutes.
+--records=FILE makes tables and figures from such a file alone and runs nothing. --known=FOLDER takes the runs whose
+records another study left there and runs only the others, so that a study can move to another machine.
+--check=never-0-small/half runs one row once more from the same start, in a folder of its own, and says whether its
+record is the same (to six digits, seconds aside); with --known the row is the one there, and its start is made anew.
+--tune compares learning rates for vanilla on validation, with a seed that the study does not use: the best is the one
+whose best validated round, averaged over the starts, is highest. --smoke does a little of everything, in two minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
     sys.path.insert(0, str(ROOT))
 
 from experiments.study import figures, records, starts, statistics, tables  # noqa: E402
-from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES, Job, Study  # noqa: E402
+from experiments.study.jobs import ALL_STARTS, FRESH, PROBE, SIZES, START_NAMES, Job, Study, needed  # noqa: E402
+from experiments.study.known import Known  # noqa: E402
 from experiments.study.workers import JobFailed, carry_out  # noqa: E402
 from seal_jax.checkpoints import hold_workdir  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
@@ -58,6 +60,10 @@ _SMOKE_ROUNDS = {"rounds": "2", "eval.every": "1"}
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
+        if options.known is not None and options.known.resolve() == (options.out or Path()).resolve():
+            raise ValueError(
+                f"--known={options.known}: its report would be replaced by this study's; choose another --out"
+            )
         if options.records:
             if options.out is None:
                 raise ValueError(f"--records={options.records} needs --out, the folder for its tables and figures")
@@ -66,19 +72,24 @@ def main(argv: list[str] | None = None) -> int:
         study = _study(options)
         if options.tune:
             return tune(study, options.cores)
+        known = Known.read(options.known) if options.known else Known()
         jobs, run = study.jobs(), not options.report and options.check is None
+        left = known.left(jobs)
         if run:
-            carry_out(jobs, study.out, options.cores)
+            carry_out(left, study.out, options.cores)
         if options.fresh:
-            jobs += confirming(study, collect(jobs)[0], options.fresh)
+            jobs += confirming(study, collect(jobs, known)[0], options.fresh)
+            left = known.left(jobs)
             if run:
-                carry_out(jobs, study.out, options.cores)
+                carry_out(left, study.out, options.cores)
         if options.check is not None:
-            return check(jobs, study.out, options.check)
+            return check(jobs, known, study.out, options.check)
         others = {p.parent for p in study.out.glob("runs/*/*/summary.json")} - {job.workdir for job in jobs}
         if others:
             print(f"left out: {len(others)} finished runs in {study.out / 'runs'} that this command does not name")
-        return publish(*collect(jobs), study.out)
+        if unnamed := known.runs.keys() - {job.name for job in jobs}:
+            print(f"left out: {len(unnamed)} runs of {known.source} that this command does not name")
+        return publish(*collect(jobs, known), study.out)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130
@@ -97,18 +108,30 @@ def confirming(study: Study, runs: list[records.Record], seeds: int) -> list[Job
     return replace(study, arms=("vanilla", best.arm), seeds=tuple(range(FRESH, FRESH + seeds))).jobs()
 
 
-def collect(jobs: Sequence[Job]) -> tuple[list[records.Record], list[starts.Start]]:
-    """What is finished so far."""
-    finished = {job.name: job for job in jobs if job.done}
-    for job in finished.values():
+def collect(jobs: Sequence[Job], known: Known) -> tuple[list[records.Record], list[starts.Start]]:
+    """What is finished so far, here or elsewhere."""
+    here = {job.name: job for job in jobs if job.done}
+    for job in here.values():
         job.check_settings()
-    runs = [records.read_run(job.workdir, **job.which) for job in finished.values() if job.which]
+    runs = [run for job in jobs if job.which and (run := _record(job, known))]
     made = []
-    for name in (name for name in finished if f"{name}.probe" in finished):
-        start, seed, size = name.split("-")
-        which = {"start": start, "seed": int(seed), "size": size}
-        made.append(starts.read_start(finished[name].workdir, finished[f"{name}.probe"].workdir, **which))
+    for probe in (job for job in jobs if job.name.endswith(PROBE)):
+        name = probe.name.removesuffix(PROBE)
+        if probe.done and name in here:
+            start, seed, size = name.split("-")
+            which = {"start": start, "seed": int(seed), "size": size}
+            which |= {"settings": here[name].settings, "probe_settings": probe.settings}
+            made.append(starts.read_start(here[name].workdir, probe.workdir, **which))
+        elif name in known.starts:
+            made.append(known.starts[name])
     return runs, made
+
+
+def _record(job: Job, known: Known) -> records.Record | None:
+    """Of an arm's run, if it is finished."""
+    if job.done:
+        return records.read_run(job.workdir, **job.which, settings=job.settings)
+    return known.runs.get(job.name)
 
 
 def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> int:
@@ -127,19 +150,21 @@ def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> 
     return 0
 
 
-def check(jobs: Sequence[Job], out: Path, name: str) -> int:
+def check(jobs: Sequence[Job], known: Known, out: Path, name: str) -> int:
     """Runs one finished row again and compares the two records."""
-    finished = {job.name: job for job in jobs if job.which and job.done}
-    if name not in finished:
-        raise ValueError(f"--check={name}: no such finished run in {out}; finished: {sorted(finished)}")
-    job, folder = finished[name], out / "check"
-    job.check_settings()
+    rows = {job.name: run for job in jobs if job.which and (run := _record(job, known))}
+    if name not in rows:
+        raise ValueError(f"--check={name}: no such finished run in {out}; finished: {sorted(rows)}")
+    *making, job = needed(jobs, {name})
+    for one in (*making, job):
+        one.check_settings()
+    carry_out(making, out)
+    folder = out / "check"
     again = job.elsewhere(folder / name, needs=())
     with closing(hold_workdir(folder)):  # not while another check runs there
         shutil.rmtree(again.workdir, ignore_errors=True)
     carry_out([again], folder)
-    first, second = (records.read_run(j.workdir, **j.which) for j in (job, again))
-    differ = records.differences(first, second)
+    differ = records.differences(rows[name], records.read_run(again.workdir, **job.which, settings=job.settings))
     print(f"{name}: {'differs in ' + ', '.join(differ) if differ else 'the same record, but for its seconds'}")
     return 1 if differ else 0
 
@@ -230,6 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
     parser.add_argument("--out", type=_path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")
+    parser.add_argument("--known", type=_path, help="a folder with another study's report: its runs are not made again")
     one = parser.add_mutually_exclusive_group()
     one.add_argument("--report", action="store_true", help="run nothing; report what is finished")
     one.add_argument("--records", type=_path, help="run nothing; report what this file holds, to --out")

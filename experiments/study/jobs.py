@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ ALL_STARTS = ("never", "seldom", "sometimes")
 SIZES = ("small", "large")
 #: Seeds from here on are fresh: all arms choose one on the seeds below, and these two, it and vanilla, then meet here.
 FRESH = 100
+#: How the probe of a start is named: after it, with this.
+PROBE = ".probe"
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Study:
             name = self._name(start, seed)
             yield self._job(name, start, seed, self.out / "starts" / name, start="never")
         for start in self.starts:
-            probe = f"{self._name(start, seed)}.probe"
+            probe = self._name(start, seed) + PROBE
             yield self._job(probe, "probe", seed, self.out / "starts" / probe, start=start)
 
     def _arms(self, seed: int) -> Iterator[Job]:
@@ -111,7 +113,7 @@ class Study:
                 yield self._job(f"{name}/{arm}", arm, seed, self.out / "runs" / name / arm, start, which)
 
     def _name(self, start: str, seed: int) -> str:
-        return f"{start}-{seed}-{self.size}"
+        return start_name(start, seed, self.size)
 
     def _job(
         self, name: str, setting: str, seed: int, workdir: Path, start: str = "", which: dict[str, Any] | None = None
@@ -126,6 +128,19 @@ class Study:
         if needs:
             argv.append(f"--config.policy.path={self.out / 'starts' / needs[0] / 'start'}")
         return Job(name, workdir, tuple(argv), needs, which or {}, hashlib.sha256(told.encode()).hexdigest())
+
+
+def start_name(start: str, seed: int, size: str) -> str:
+    return f"{start}-{seed}-{size}"
+
+
+def needed(jobs: Sequence[Job], names: Collection[str]) -> list[Job]:
+    """The jobs of these names and all that they wait for, in their order; what is needed comes before."""
+    wanted = {*names}
+    for job in reversed(jobs):
+        if job.name in wanted:
+            wanted.update(job.needs)
+    return [job for job in jobs if job.name in wanted]
 
 
 def ready(jobs: Iterable[Job], done: Collection[str], running: Collection[str]) -> Job | None:

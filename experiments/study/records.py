@@ -1,6 +1,7 @@
 """What the study keeps of a run: one JSON object, made from the run's own record (metrics.jsonl, interface.jsonl).
 
     {"start", "arm", "seed", "size": which run it was
+     "settings": a digest of its recipe's config and flags (`Job.settings`)
      "rounds": trained, "reported_round": the round chosen on validation
      "success": {"test", "ood", "test_cued"}, shares of tasks; "by_category": {split: {category: share}}
      "cued_bonus": success with cues minus success without, on the test tasks that were played both ways
@@ -55,7 +56,8 @@ AMOUNT = {**COUNT, "type": "number"}
 SHARES = {"type": "object", "propertyNames": NAME, "additionalProperties": {**_SHARE, "type": "number"}}
 _CURVE = {"type": "array", "items": {**AMOUNT, "type": ["number", "null"]}}
 _CURVE_OF_SHARES = {"type": "array", "items": _SHARE}
-_WHICH = {"start": NAME, "arm": NAME, "seed": COUNT, "size": NAME}
+SETTINGS = {"type": "string", "pattern": r"^[0-9a-f]{64}\Z"}
+_WHICH = {"start": NAME, "arm": NAME, "seed": COUNT, "size": NAME, "settings": SETTINGS}
 _FOUND: dict[str, Any] = {
     **{"rounds": COUNT, "reported_round": COUNT},
     "success": SHARES,
@@ -113,8 +115,8 @@ def _check_found(record: Record, schema: Mapping[str, Any], where: object, mend:
 
 
 def read_run(workdir: Path, **which: Any) -> Record:
-    """The record of a finished run; `which` names it (start, arm, seed, size). ValueError if it is not finished, or if
-    what it wrote is damaged."""
+    """The record of a finished run; `which` names it (start, arm, seed, size, settings). ValueError if it is not
+    finished, or if what it wrote is damaged."""
     mend = "delete the folder and run the study again"
     if not (workdir / "summary.json").exists():
         raise ValueError(f"{workdir}: no summary.json, so this run is not finished; run the study again")

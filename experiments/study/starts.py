@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.study.records import AMOUNT, COUNT, DAMAGE, NAME, SHARES, check, of_fields, refuse
+from experiments.study.records import AMOUNT, COUNT, DAMAGE, NAME, SETTINGS, SHARES, check, of_fields, refuse
 from seal_jax.files import read_object
 from seal_jax.telemetry.recorder import read_jsonl
 
-#: {"start", "seed", "size", "success": {split: share}, "seconds": of the warm start, "repaired": {"bare": [repaired,
-#: refused], "cued": [repaired, refused]}}: turns in which a tool refused a call, and those in which it then took it.
+#: {"start", "seed", "size", "settings", "probe_settings": digests (`Job.settings`), "success": {split: share},
+#: "seconds": of the warm start, "repaired": {"bare": [repaired, refused], "cued": [repaired, refused]}}: turns in which
+#: a tool refused a call, and those in which it then took it.
 Start = dict[str, Any]
 
 
@@ -20,6 +21,7 @@ _SPLITS, _ROWS = ("test", "ood", "test_cued"), ("bare", "cued")
 _PAIR = {"type": "array", "items": COUNT, "minItems": 2, "maxItems": 2}
 _FIELDS = {
     **{"start": NAME, "seed": COUNT, "size": NAME},
+    **{"settings": SETTINGS, "probe_settings": SETTINGS},
     "success": {**SHARES, "required": list(_SPLITS)},
     "seconds": AMOUNT,
     "repaired": {"type": "object", "required": list(_ROWS), "additionalProperties": _PAIR},

@@ -32,6 +32,7 @@ def record(
         "arm": arm,
         "seed": seed,
         "size": size,
+        "settings": "0" * 64,
         "rounds": ROUNDS,
         "reported_round": ROUNDS,
         "success": success,

@@ -18,6 +18,7 @@ import pytest
 from configs import toolbox
 from experiments import ablation
 from experiments.study.jobs import Job, Study, ready
+from experiments.study.known import Known
 from experiments.study.workers import JobFailed, carry_out
 from seal_jax.assembly import build_suite, check_prompts, episode_limits
 from seal_jax.chat.formats import get_format
@@ -152,6 +153,7 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--check=never-0-small/half"], "error: --check=never-0-small/half: no such finished run"),
         (["--check="], "error: --check=: no such finished run"),
         (["--records=nothing.gz"], "nothing.gz"),
+        (["--known=nowhere"], "nowhere/records.jsonl.gz"),
         (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
         (["--arms="], "error: --arms: '' is not known"),
         (["--seeds=101"], "error: --seeds=101 must be from 1 to 100"),
@@ -220,7 +222,7 @@ def finished(tmp_path, **options):
 
 def test_a_report_says_which_runs_are_not_in_it(tmp_path, capsys):
     made = finished(tmp_path)
-    runs, starts = ablation.collect(made.jobs())
+    runs, starts = ablation.collect(made.jobs(), Known())
     assert [run["arm"] for run in runs] == ["vanilla"] and [start["seed"] for start in starts] == [0]
     command = ["--report", "--arms=vanilla", "--starts=never", f"--out={tmp_path}"]
     said = f"left out: 1 finished runs in {tmp_path / 'runs'} that this command does not name"
@@ -233,7 +235,58 @@ def test_a_report_says_which_runs_are_not_in_it(tmp_path, capsys):
 
 def test_runs_of_other_settings_are_not_reported_as_these(tmp_path):
     with pytest.raises(ValueError, match="vanilla was begun with other settings than never-0-small/vanilla has now"):
-        ablation.collect(replace(finished(tmp_path), arm_flags=("--config.rounds=2",)).jobs())
+        ablation.collect(replace(finished(tmp_path), arm_flags=("--config.rounds=2",)).jobs(), Known())
+
+
+def report_elsewhere(tmp_path):
+    """The folder with the report of such a study, and a study of two arms and two seeds that knows of it."""
+    made = finished(tmp_path / "there")
+    runs, starts = ablation.collect(made.jobs(), Known())
+    ablation.publish(runs, starts, tmp_path / "report")
+    here = study(tmp_path / "here", arms=("vanilla", "half"), starts=("never",))
+    return here, Known.read(tmp_path / "report")
+
+
+def test_what_is_known_is_not_run_again_unless_a_run_begins_with_it(tmp_path):
+    here, known = report_elsewhere(tmp_path)
+    names = [job.name for job in known.left(here.jobs())]
+    second = ["never-1-small", "never-1-small.probe", "never-1-small/vanilla", "never-1-small/half"]
+    assert names == ["never-0-small", "never-0-small/half", *second]  # its probe and vanilla are known
+    assert known.left(replace(here, arms=("vanilla",), seeds=(0,)).jobs()) == []
+    runs, starts = ablation.collect(here.jobs(), known)
+    assert runs == [*known.runs.values()] and starts == [*known.starts.values()] and len(runs) == len(starts) == 1
+
+
+def test_what_is_known_with_other_settings_is_refused(tmp_path):
+    here, known = report_elsewhere(tmp_path)
+    for changes, name in (({"arm_flags": ("--config.rounds=2",)}, "/vanilla"), ({"flags": ("--config.rounds=2",)}, "")):
+        with pytest.raises(ValueError, match=f"report: never-0-small{name} was made with other settings") as error:
+            known.left(replace(here, **changes).jobs())
+        assert "\n" not in str(error.value)
+
+
+def test_a_known_row_is_checked_from_its_start_made_anew(tmp_path, monkeypatch, capsys):
+    here, known = report_elsewhere(tmp_path)
+    asked = []
+
+    def carry_out(jobs, out, *_):
+        asked.append([job.name for job in jobs])
+        for job in jobs:
+            shutil.copytree(tmp_path / "there" / "runs" / "never-0-small" / "vanilla", job.workdir)
+
+    monkeypatch.setattr(ablation, "carry_out", carry_out)
+    assert ablation.check(here.jobs(), known, here.out, "never-0-small/vanilla") == 0
+    assert asked == [["never-0-small"], ["never-0-small/vanilla"]]
+    assert "the same record" in capsys.readouterr().out
+
+
+def test_a_report_does_not_replace_what_it_knows(tmp_path, capsys):
+    report_elsewhere(tmp_path)
+    folder = tmp_path / "report"
+    before = (folder / "records.jsonl.gz").read_bytes()
+    assert ablation.main(["--report", "--arms=half", f"--known={folder}", f"--out={folder}"]) == 1
+    assert "its report would be replaced" in capsys.readouterr().err
+    assert (folder / "records.jsonl.gz").read_bytes() == before
 
 
 def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
@@ -244,7 +297,7 @@ def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
         contextlib.closing(hold_workdir(tmp_path / "check")),
         pytest.raises(ValueError, match="is in use by another process"),
     ):
-        ablation.check(made.jobs(), tmp_path, "never-0-small/vanilla")
+        ablation.check(made.jobs(), Known(), tmp_path, "never-0-small/vanilla")
     assert at_work.exists()
 
 

@@ -19,6 +19,8 @@ START = {
     "start": "never",
     "seed": 0,
     "size": "small",
+    "settings": "0" * 64,
+    "probe_settings": "1" * 64,
     "success": {"test": 0.1, "ood": 0.0, "test_cued": 0.3},
     "seconds": 12.5,
     "repaired": {"bare": [1, 20], "cued": [15, 20]},
@@ -62,6 +64,7 @@ def refused(arguments, capsys):
         (["arm"], ..., "'arm' is a required property;"),
         (["seed"], True, "seed: True is not of type 'integer';"),
         (["seed"], 1.5, "seed: 1.5 is not of type 'integer';"),
+        (["settings"], "ab", "settings: 'ab' does not match"),
         (["start"], "ne|ver", "start: 'ne|ver' does not match"),
         (["success"], [], "success: [] is not of type 'object';"),
         (["success", "test"], None, "success/test: None is not of type 'number';"),
@@ -247,7 +250,7 @@ def test_damaged_starts_of_a_study_are_named(tmp_path):
         with RunRecorder(folder, tensorboard=False) as recorder:
             recorder.record(1, metrics, kind=kind)
             recorder.summary({"warm_start/seconds": 12.5})
-    which = {"start": "never", "seed": 0, "size": "small"}
+    which = {"start": "never", "seed": 0, "size": "small", "settings": "0" * 64, "probe_settings": "1" * 64}
     made = starts.read_start(start, probe, **which)
     assert made == {**which, "success": dict.fromkeys(("test", "ood", "test_cued"), 0.1), "seconds": 12.5} | {
         "repaired": {"bare": [4, 4], "cued": [4, 4]}
