@@ -60,6 +60,8 @@ _SMOKE_ROUNDS = {"rounds": "2", "eval.every": "1"}
 def main(argv: list[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     try:
+        if options.known is not None and (options.records or options.tune):
+            raise ValueError("--known is for a study, its report and --check; leave it out beside --records and --tune")
         if options.known is not None and options.known.resolve() == (options.out or Path()).resolve():
             raise ValueError(
                 f"--known={options.known}: its report would be replaced by this study's; choose another --out"
@@ -219,7 +221,7 @@ def _study(options: argparse.Namespace) -> Study:
         return study
     return replace(
         study,
-        arms=tuple(a for a in study.arms if a in ("vanilla", "half_strip")),
+        arms=tuple(a for a in study.arms if options.arms is not None or a in ("vanilla", "half_strip")),
         starts=study.starts[:1],
         seeds=(0,),
         flags=tuple(f"--config.{k}={v}" for k, v in _SMOKE.items()),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,10 +65,11 @@ def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str
 def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> None:
     done = {job.name for job in jobs if job.done}
     free = cores(most)
+    at_once = len(free)
     running: dict[str, _Running] = {}
     failed: _Running | None = None
-    todo, started, finished = len(jobs) - len(done), time.monotonic(), 0
-    tell(f"{len(jobs)} runs, {len(done)} of them done; {len(free)} at a time")
+    seconds: dict[tuple[bool, bool], list[float]] = {}
+    tell(f"{len(jobs)} runs, {len(done)} of them done; {at_once} at a time")
     try:
         while True:
             while free and failed is None and (job := ready(jobs, done, running)):
@@ -83,10 +85,11 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
                     failed = failed or run
                     continue
                 done.add(name)
-                finished += 1
-                left = (time.monotonic() - started) / finished * (todo - finished)
                 took = time.monotonic() - run.since
-                tell(f"{name}: {took:.0f} s; {todo - finished} to go, about {left / 60:.0f} min")
+                seconds.setdefault(_kind(run.job), []).append(took)
+                left = [job for job in jobs if job.name not in done]
+                minutes = _expected(left, seconds) / 60 / at_once
+                tell(f"{name}: {took:.0f} s; {len(left)} to go, about {minutes:.0f} min")
     finally:
         for run in running.values():
             run.process.terminate()
@@ -94,6 +97,18 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
             run.process.wait()
     if failed is not None:
         raise JobFailed(_failure(failed))
+
+
+def _kind(job: Job) -> tuple[bool, bool]:
+    """A start from nothing, what continues one, an arm's run: they take half an hour, a minute, some minutes."""
+    return bool(job.needs), bool(job.which)
+
+
+def _expected(jobs: Sequence[Job], seconds: Mapping[tuple[bool, bool], Sequence[float]]) -> float:
+    """The seconds of all these jobs: each as those of its kind, or of any kind if none of its own is known."""
+    mean = {kind: math.fsum(some) / len(some) for kind, some in seconds.items()}
+    any_kind = math.fsum(mean.values()) / len(mean)
+    return math.fsum(mean.get(_kind(job), any_kind) for job in jobs)
 
 
 def _failure(run: _Running) -> str:

@@ -19,7 +19,7 @@ from configs import toolbox
 from experiments import ablation
 from experiments.study.jobs import Job, Study, ready
 from experiments.study.known import Known
-from experiments.study.workers import JobFailed, carry_out
+from experiments.study.workers import JobFailed, _expected, _kind, carry_out
 from seal_jax.assembly import build_suite, check_prompts, episode_limits
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.tokenizer import load_tokenizer
@@ -125,6 +125,24 @@ def test_a_failure_says_how_the_run_ended_and_nothing_of_earlier_ones(tmp_path, 
     assert (tmp_path / "bad.log").read_text() == "what an earlier attempt said\n"
 
 
+def test_the_time_left_is_told_by_kind_of_job():
+    """A start takes long, so that it says little of how long the runs of arms take."""
+    start, arm = Job("a", Path(), ()), Job("b", Path(), (), needs=("a",), which={"seed": 0})
+    known = {_kind(start): [1800.0], _kind(arm): [200.0, 300.0]}
+    assert _expected([arm, arm, start], known) == 2 * 250 + 1800
+    assert _expected([arm], {_kind(start): [1800.0]}) == 1800  # nothing else is known yet
+
+
+def test_a_smoke_run_has_the_arms_that_are_asked_for():
+    def arms(*arguments):
+        return ablation._study(
+            ablation._parser().parse_args(["--config", str(ROOT / "configs/toolbox.py"), *arguments])
+        ).arms
+
+    assert arms("--smoke") == ("vanilla", "half_strip")
+    assert arms("--smoke", "--arms=full") == ("vanilla", "full")
+
+
 def test_progress_is_in_a_file_at_once(tmp_path, monkeypatch):
     with (tmp_path / "said").open("w") as said:
         monkeypatch.setattr(sys, "stdout", said)
@@ -154,6 +172,8 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--check="], "error: --check=: no such finished run"),
         (["--records=nothing.gz"], "nothing.gz"),
         (["--known=nowhere"], "nowhere/records.jsonl.gz"),
+        (["--known=nowhere", "--tune"], "error: --known is for a study, its report and --check; leave it out"),
+        (["--known=nowhere", "--records=x.gz"], "error: --known is for a study, its report and --check; leave it out"),
         (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
         (["--arms="], "error: --arms: '' is not known"),
         (["--seeds=101"], "error: --seeds=101 must be from 1 to 100"),
