@@ -17,13 +17,11 @@ from seal_jax.interface.settings import COMPONENTS
 
 
 class Arm(NamedTuple):
-    """What it changes, beside vanilla; `part` is where it stands in the study's tables, `against` the nearest arm, with
-    which it is compared for what it adds."""
+    """What it changes, beside vanilla; `part` is where it stands in the study's tables."""
 
     part: str
     says: str
     settings: dict[str, Any]
-    against: str = "vanilla"
 
 
 _BARE = {"interface.exposure": 0.0}
@@ -42,9 +40,9 @@ ARMS = {
     "no_environment": Arm("paper", "reweighting alone: static utilities", _STATIC),
     "no_reweighting": Arm("paper", "cues on every row, no reweighting", {"interface.exposure": 1.0}),
     "no_closed_loop": Arm(
-        "paper", "as full, but the interface is frozen after the first profile", {**_FULL, **_FROZEN}, "no_environment"
+        "paper", "as full, but the interface is frozen after the first profile", {**_FULL, **_FROZEN}
     ),
-    "full": Arm("paper", "the paper's method: cues on every row", _FULL, "no_closed_loop"),
+    "full": Arm("paper", "the paper's method: cues on every row", _FULL),
     "release": Arm(
         "paper",
         'what the released code does: a static "[required]" in the docs, dynamic tag weights, no early end',
@@ -60,45 +58,36 @@ ARMS = {
             "buckets.prompt": (192, 256),  # the marks are long
         },
     ),
-    "half": Arm("exposure", "cues on half of each group; the profile is counted on the other half", _HALF, "full"),
+    "half": Arm("exposure", "cues on half of each group; the profile is counted on the other half", _HALF),
     "half_strip": Arm(
-        "exposure", "half; cued successes are trained on without their cues, cued failures not at all", _STRIP, "half"
+        "exposure", "half; cued successes are trained on without their cues, cued failures not at all", _STRIP
     ),
     "half_strip_plain": Arm(
         "exposure",
         "half_strip without reweighting",
         {"interface.exposure": 0.5, "interface.strip_in_update": True},
-        "half_strip",
     ),
-    "half_strip_frozen": Arm(
-        "exposure", "half_strip, frozen after the first profile", {**_STRIP, **_FROZEN}, "half_strip"
-    ),
+    "half_strip_frozen": Arm("exposure", "half_strip, frozen after the first profile", {**_STRIP, **_FROZEN}),
     "anneal": Arm(
         "exposure",
         "as full, but fewer rows see cues each round, none in the last quarter; the profile is counted on the others",
         _FULL,
-        "full",
     ),
     "normalized": Arm(
         "weights",
         "static utilities, rescaled to leave the sum of |advantages| as it is",
         {**_STATIC, "loss.normalize_weights": True},
-        "no_environment",
     ),
     "sign_aware": Arm(
         "weights",
         "a failure label scales negative advantages only, a success label positive ones only",
         {**_STATIC, "loss.sign_aware": True},
-        "no_environment",
     ),
-    "turn": Arm(
-        "weights", "static utilities on each turn's own tokens", {**_BARE, "loss.reweight": "turn"}, "no_environment"
-    ),
+    "turn": Arm("weights", "static utilities on each turn's own tokens", {**_BARE, "loss.reweight": "turn"}),
     "random": Arm(
         "weights",
         "the same weights dealt out at random among the rows that teach",
         {**_STATIC, "loss.shuffle_labels": True},
-        "no_environment",
     ),
     "progress": Arm(
         "reward",
@@ -106,13 +95,11 @@ ARMS = {
         {**_BARE, "reward": "progress"},
     ),
     **{
-        f"{phi}_only": Arm("components", f"half, with φ_{phi} alone", {**_HALF, "interface.components": (phi,)}, "half")
+        f"{phi}_only": Arm("components", f"half, with φ_{phi} alone", {**_HALF, "interface.components": (phi,)})
         for phi in COMPONENTS
     },
     **{
-        f"half_strip_{phi}": Arm(
-            "added", f"half_strip, with φ_{phi} alone", {**_STRIP, "interface.components": (phi,)}, "half_strip"
-        )
+        f"half_strip_{phi}": Arm("added", f"half_strip, with φ_{phi} alone", {**_STRIP, "interface.components": (phi,)})
         for phi in COMPONENTS
     },
 }

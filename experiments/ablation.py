@@ -1,10 +1,11 @@
 """The study: does closing the loop help, and what makes it help?
 
-    python experiments/ablation.py --config=configs/toolbox.py --seeds=5 --out=runs/study
+    python experiments/ablation.py --config=configs/toolbox.py --seeds=3 --fresh=5 --out=runs/study
 
 runs every arm of the recipe from two starting policies for each seed, each run on one core, as many at a time as there
-are cores; stopped and started again, it goes on where it was. --fresh=5 then runs the arm that validation chose, and
-vanilla, on five more seeds, which had no part in the choice. Then, or at any time with --report, it writes
+are cores; stopped and started again, it goes on where it was. --fresh=5 then runs the arm that validation chose on the
+first three seeds, and vanilla, on five more, which had no part in the choice. Then, or at any time with --report, it
+writes
 
     OUT/report.md             the tables
     OUT/figures/              the figures, PNG and SVG
@@ -34,10 +35,9 @@ if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
     sys.path.insert(0, str(ROOT))
 
 from experiments.study import figures, records, starts, statistics, tables  # noqa: E402
-from experiments.study.jobs import ALL_STARTS, FRESH, PROBE, SIZES, START_NAMES, Job, Study, needed  # noqa: E402
+from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES, Job, Study, needed  # noqa: E402
 from experiments.study.known import Known  # noqa: E402
-from experiments.study.workers import JobFailed, carry_out  # noqa: E402
-from seal_jax.checkpoints import hold_workdir  # noqa: E402
+from experiments.study.workers import JobFailed, carry_out, hold  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
 from seal_jax.main import RecipeError, load_recipe, recipe_module  # noqa: E402
 
@@ -62,11 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.known is not None and (options.records or options.tune):
             raise ValueError("--known is for a study, its report and --check; leave it out beside --records and --tune")
-        if options.known is not None and options.known.resolve() == (options.out or Path()).resolve():
-            raise ValueError(
-                f"--known={options.known}: its report would be replaced by this study's; choose another --out"
-            )
         if options.records:
+            if ignored := [f"--{name}" for name in ("arms", "fresh") if getattr(options, name)]:
+                raise ValueError(f"--records={options.records} reports all that is there; leave out {ignored[0]}")
             if options.out is None:
                 raise ValueError(f"--records={options.records} needs --out, the folder for its tables and figures")
             made = starts.load(options.records.with_name("starts.json"))
@@ -74,18 +72,23 @@ def main(argv: list[str] | None = None) -> int:
         study = _study(options)
         if options.tune:
             return tune(study, options.cores)
+        if options.known is not None and options.known.resolve() == study.out:
+            raise ValueError(
+                f"--known={options.known}: its report would be replaced by this study's; choose another --out"
+            )
         known = Known.read(options.known) if options.known else Known()
-        jobs, run = study.jobs(), not options.report and options.check is None
-        left = known.left(jobs)
-        if run:
-            carry_out(left, study.out, options.cores)
-        if options.fresh:
-            jobs += confirming(study, collect(jobs, known)[0], options.fresh)
+
+        def go_on(jobs: list[Job]) -> list[Job]:
             left = known.left(jobs)
-            if run:
+            if not options.report and options.check is None:
                 carry_out(left, study.out, options.cores)
+            return jobs
+
+        jobs = go_on(study.jobs())
+        if options.fresh:
+            jobs = go_on(jobs + confirming(study, collect(jobs, known)[0], options.fresh))
         if options.check is not None:
-            return check(jobs, known, study.out, options.check)
+            return check(jobs, known, study.out, options.check, options.cores)
         others = {p.parent for p in study.out.glob("runs/*/*/summary.json")} - {job.workdir for job in jobs}
         if others:
             print(f"left out: {len(others)} finished runs in {study.out / 'runs'} that this command does not name")
@@ -107,7 +110,8 @@ def confirming(study: Study, runs: list[records.Record], seeds: int) -> list[Job
     if best is None:
         print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
         return []
-    return replace(study, arms=("vanilla", best.arm), seeds=tuple(range(FRESH, FRESH + seeds))).jobs()
+    fresh = tuple(range(FRESH, FRESH + seeds))
+    return replace(study, arms=("vanilla", best.arm), starts=START_NAMES, seeds=fresh).jobs()
 
 
 def collect(jobs: Sequence[Job], known: Known) -> tuple[list[records.Record], list[starts.Start]]:
@@ -115,14 +119,12 @@ def collect(jobs: Sequence[Job], known: Known) -> tuple[list[records.Record], li
     here = {job.name: job for job in jobs if job.done}
     for job in here.values():
         job.check_settings()
-    runs = [run for job in jobs if job.which and (run := _record(job, known))]
+    runs = [run for job in jobs if job.kind == "arm" and (run := _record(job, known))]
     made = []
-    for probe in (job for job in jobs if job.name.endswith(PROBE)):
-        name = probe.name.removesuffix(PROBE)
+    for probe in (job for job in jobs if job.kind == "probe"):
+        (name,) = probe.needs
         if probe.done and name in here:
-            start, seed, size = name.split("-")
-            which = {"start": start, "seed": int(seed), "size": size}
-            which |= {"settings": here[name].settings, "probe_settings": probe.settings}
+            which = {**probe.which, "settings": here[name].settings, "probe_settings": probe.settings}
             made.append(starts.read_start(here[name].workdir, probe.workdir, **which))
         elif name in known.starts:
             made.append(known.starts[name])
@@ -146,24 +148,26 @@ def publish(runs: list[records.Record], made: list[starts.Start], out: Path) -> 
     records.save(out / "records.jsonl.gz", runs)
     if made:
         write_whole(out / "starts.json", json.dumps(made, indent=1) + "\n")
+    else:  # what an earlier report left is of other runs
+        (out / "starts.json").unlink(missing_ok=True)
     write_whole(out / "report.md", text)
     drawn = figures.draw(runs, out / "figures")
     print(f"{len(runs)} runs: {out / 'report.md'} and {len(drawn)} figures in {out / 'figures'}")
     return 0
 
 
-def check(jobs: Sequence[Job], known: Known, out: Path, name: str) -> int:
+def check(jobs: Sequence[Job], known: Known, out: Path, name: str, cores: int = 0) -> int:
     """Runs one finished row again and compares the two records."""
-    rows = {job.name: run for job in jobs if job.which and (run := _record(job, known))}
+    rows = {job.name: run for job in jobs if job.kind == "arm" and (run := _record(job, known))}
     if name not in rows:
         raise ValueError(f"--check={name}: no such finished run in {out}; finished: {sorted(rows)}")
     *making, job = needed(jobs, {name})
     for one in (*making, job):
         one.check_settings()
-    carry_out(making, out)
+    carry_out(making, out, cores)
     folder = out / "check"
     again = job.elsewhere(folder / name, needs=())
-    with closing(hold_workdir(folder)):  # not while another check runs there
+    with closing(hold(folder)):  # not while another check runs there
         shutil.rmtree(again.workdir, ignore_errors=True)
     carry_out([again], folder)
     differ = records.differences(rows[name], records.read_run(again.workdir, **job.which, settings=job.settings))
@@ -174,10 +178,10 @@ def check(jobs: Sequence[Job], known: Known, out: Path, name: str) -> int:
 def tune(study: Study, cores: int) -> int:
     """Vanilla at several learning rates, by validation; nothing else of such a run is looked at."""
     study = replace(study, seeds=(_TUNING_SEED,), arms=("vanilla",))
-    making = [job for job in study.jobs() if not job.which and not job.name.endswith(".probe")]
+    making = [job for job in study.jobs() if job.kind == "start"]
     tried: list[tuple[str, Job]] = []
     for rate in _RATES:
-        for job in (j for j in study.jobs() if j.which):
+        for job in (j for j in study.jobs() if j.kind == "arm"):
             job = job.elsewhere(
                 job.workdir.with_name(f"learning_rate={rate}"),
                 name=f"{job.name} {rate}",

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -28,18 +28,17 @@ ALL_STARTS = ("never", "seldom", "sometimes")
 SIZES = ("small", "large")
 #: Seeds from here on are fresh: all arms choose one on the seeds below, and these two, it and vanilla, then meet here.
 FRESH = 100
-#: How the probe of a start is named: after it, with this.
-PROBE = ".probe"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process. `which` is of an arm's run: {"start", "arm", "seed", "size"}; empty for what makes a start.
+    """One process. `which` says what it is of: {"start", "seed", "size"}, and "arm" for an arm's run.
     `settings`: a digest of its recipe's config and its flags."""
 
     name: str
     workdir: Path
     argv: tuple[str, ...]
+    kind: Literal["start", "probe", "arm"] = "arm"
     needs: tuple[str, ...] = ()  # names of jobs
     which: dict[str, Any] = field(default_factory=dict)
     settings: str = ""
@@ -64,9 +63,11 @@ class Job:
         """ValueError if another recipe or other flags began what is in the workdir."""
         begun = self._mark.read_bytes().strip() if self._mark.exists() else b""
         if self.workdir.exists() and begun != self.settings.encode():
+            # A start that is made anew is another one.
+            also = " and all that began with it" if self.kind == "start" else ""
             raise ValueError(
                 f"{self.workdir} was begun with other settings than {self.name} has now; choose another --out, go "
-                "back to those settings, or remove that folder to run it anew"
+                f"back to those settings, or remove that folder{also} to run it anew"
             )
 
     @property
@@ -97,29 +98,34 @@ class Study:
     def _making_starts(self, seed: int) -> Iterator[Job]:
         never = self._name("never", seed)
         fresh = "never" if self.size == "small" else f"never_{self.size}"
-        yield self._job(never, fresh, seed, self.out / "starts" / never)
+        yield self._job("start", never, fresh, {"start": "never", "seed": seed})
         for start in (s for s in self.starts if s != "never"):  # they are "never", trained a little further
             name = self._name(start, seed)
-            yield self._job(name, start, seed, self.out / "starts" / name, start="never")
+            yield self._job("start", name, start, {"start": start, "seed": seed}, needs=(never,))
         for start in self.starts:
-            probe = self._name(start, seed) + PROBE
-            yield self._job(probe, "probe", seed, self.out / "starts" / probe, start=start)
+            name = self._name(start, seed)
+            yield self._job("probe", f"{name}.probe", "probe", {"start": start, "seed": seed}, needs=(name,))
 
     def _arms(self, seed: int) -> Iterator[Job]:
         for arm in self.arms:
             for start in self.starts:
                 name = self._name(start, seed)
-                which = {"start": start, "arm": arm, "seed": seed, "size": self.size}
-                yield self._job(f"{name}/{arm}", arm, seed, self.out / "runs" / name / arm, start, which)
+                yield self._job("arm", f"{name}/{arm}", arm, {"start": start, "arm": arm, "seed": seed}, needs=(name,))
 
     def _name(self, start: str, seed: int) -> str:
         return start_name(start, seed, self.size)
 
     def _job(
-        self, name: str, setting: str, seed: int, workdir: Path, start: str = "", which: dict[str, Any] | None = None
+        self,
+        kind: Literal["start", "probe", "arm"],
+        name: str,
+        setting: str,
+        which: dict[str, Any],
+        needs: tuple[str, ...] = (),
     ) -> Job:
-        needs = (self._name(start, seed),) if start else ()
-        flags = [f"--config.seed={seed}", *self.flags, *(self.arm_flags if which else ())]
+        arm = kind == "arm"
+        workdir = self.out / ("runs" if arm else "starts") / name
+        flags = [f"--config.seed={which['seed']}", *self.flags, *(self.arm_flags if arm else ())]
         config = self.config_of(setting)
         config.policy.path = ""  # where the start lies: a flag, below
         told = "\n".join([config.to_json(sort_keys=True), *needs, *flags])
@@ -127,10 +133,12 @@ class Study:
         argv += [f"--workdir={workdir}", f"--compilation_cache={self.out / 'compiled'}", *flags]
         if needs:
             argv.append(f"--config.policy.path={self.out / 'starts' / needs[0] / 'start'}")
-        return Job(name, workdir, tuple(argv), needs, which or {}, hashlib.sha256(told.encode()).hexdigest())
+        which = {**which, "size": self.size}
+        return Job(name, workdir, tuple(argv), kind, needs, which, hashlib.sha256(told.encode()).hexdigest())
 
 
 def start_name(start: str, seed: int, size: str) -> str:
+    """Of a start; a run of an arm is called by it and the arm."""
     return f"{start}-{seed}-{size}"
 
 

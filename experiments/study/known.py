@@ -1,7 +1,7 @@
 """Runs that were made elsewhere: a folder with their report (records.jsonl.gz, starts.json) stands in for theirs.
 
-So a study moves to another machine, several machines share one, and a published row is checked without the runs
-beside it.
+So a study moves to another machine, several machines share one, and a published row is checked without the runs beside
+it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.study import records, starts
-from experiments.study.jobs import PROBE, Job, needed, start_name
+from experiments.study.jobs import Job, needed, start_name
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,19 @@ class Known:
 
     @classmethod
     def read(cls, folder: Path) -> Known:
-        """ValueError or OSError in one line if there are no such files, or damaged ones."""
-        runs = {f"{_start(x)}/{x['arm']}": x for x in records.load(folder / "records.jsonl.gz")}
+        """ValueError or OSError in one line if there are no such files, or damaged ones, or a run is there twice."""
+        if not folder.is_dir():
+            raise ValueError(f"--known={folder}: it takes the folder of a report; there is none of that name")
+        runs: dict[str, records.Record] = {}
+        for run in records.load(file := folder / "records.jsonl.gz"):
+            name = f"{_start(run)}/{run['arm']}"
+            if name in runs:
+                raise ValueError(f"{file}: {name} has two records; keep one of them")
+            runs[name] = run
         made = {_start(x): x for x in starts.load(folder / "starts.json")}
         settings = {name: run["settings"] for name, run in runs.items()}
-        settings |= {name: x["settings"] for name, x in made.items()}
-        settings |= {name + PROBE: x["probe_settings"] for name, x in made.items()}
+        for name, start in made.items():
+            settings |= {name: start["settings"], f"{name}.probe": start["probe_settings"]}
         return cls(runs, made, settings, folder)
 
     def left(self, jobs: Sequence[Job]) -> list[Job]:
@@ -49,4 +56,5 @@ class Known:
 
 
 def _start(which: records.Record | starts.Start) -> str:
+    """The name of the start that it is of."""
     return start_name(which["start"], which["seed"], which["size"])

@@ -75,4 +75,5 @@ def table(starts: Sequence[Start]) -> str:
         shares = [f"{s['success'][k]:.1%}" for k in _SPLITS]
         repaired = ["{} of {}".format(*s["repaired"][k]) for k in _ROWS]
         lines.append("| " + " | ".join([s["start"], s["size"], str(s["seed"]), *shares, *repaired]) + " |")
+    lines += ["", "Test with cues: of 100 of its tasks. Repairs: turns with a refused call that was then made right."]
     return "\n".join(lines) + "\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scipy.special import nctdtrinc
@@ -18,18 +18,22 @@ from scipy.stats import norm, t
 
 from configs.toolbox import ARMS
 from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES
-from experiments.study.records import Record
+from experiments.study.records import CURVES, Record
 
 REFERENCE = "vanilla"
 LEVEL, POWER = 0.95, 0.80
-#: Arms whose cues come and go with the profile, and that one may be chosen of.
+#: Arms whose cues come and go with the profile.
 CLOSED_LOOP = tuple(
     name
     for name, arm in ARMS.items()
-    if arm.part != "added"
-    and arm.settings.get("interface.exposure", 0.0) > 0
-    and arm.settings.get("interface.closed_loop", True)
+    if arm.settings.get("interface.exposure", 0.0) > 0 and arm.settings.get("interface.closed_loop", True)
 )
+#: Of these one is chosen, on validation.
+CHOOSABLE = tuple(name for name in CLOSED_LOOP if ARMS[name].part != "added")
+#: The seeds below choose it: what is run later changes nothing about that.
+CHOOSING = 3
+#: The study's target, the paper's margin at 7B: so much above vanilla, on so many fresh seeds, from every start.
+TARGET, TARGET_SEEDS = 0.095, 5
 #: What one number is taken from a run; None where the run has none.
 Value = Callable[[Record], float | None]
 
@@ -103,6 +107,32 @@ def _order(known: Sequence[str], name: str) -> tuple[int, str]:
 
 def arm_order(arm: str) -> tuple[int, str]:
     return _order(tuple(ARMS), arm)
+
+
+def begun_apart(arms: Arms) -> list[tuple[str, int]]:
+    """Runs (arm, seed) that did not begin where vanilla's of that seed did, as their first rounds tell: nothing is cued
+    in it, so that the same policy plays the same rows. (Not told of arms whose cues are there from the start, or that
+    play failed turns on.)
+
+    Such a pair is none: its start was made anew on another kind of machine, say.
+    """
+    compared = [
+        arm
+        for arm in arms
+        if not setting(arm, "interface.pinned") and setting(arm, "stop_failed_turns", True) and arm != REFERENCE
+    ]
+    return [
+        (arm, seed)
+        for arm in compared
+        for seed in shared_seeds(arms, arm)
+        if _first_round(arms[arm][seed]) != _first_round(arms[REFERENCE][seed])
+    ]
+
+
+def _first_round(record: Record) -> list[float | None]:
+    curves = record["curves"]
+    told = [name for name in CURVES if name.startswith(("profile/", "refused/bare"))]
+    return [None if (v := next(iter(curves[name]), None)) is None else float(f"{v:.6g}") for name in told]
 
 
 def part_of(arm: str) -> str:
@@ -195,9 +225,11 @@ def difference(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> 
 
 
 def verdict(found: Estimate | None) -> str:
-    """ "helps" (the whole interval is above zero), "hurts" (below) or "not shown" (neither, or no interval)."""
-    interval = None if found is None else found.interval
-    if interval is None:
+    """ "helps" (the whole interval is above zero), "hurts" (below) or "not shown" (neither).
+
+    Two seeds show nothing, nor do seeds that agree to the last task: that is luck, no certainty.
+    """
+    if found is None or (interval := found.interval) is None or found.n < 3 or interval[1] - interval[0] < 1e-9:
         return "not shown"
     return "helps" if interval[0] > 0 else "hurts" if interval[1] < 0 else "not shown"
 
@@ -212,22 +244,35 @@ class Chosen(NamedTuple):
 def chosen(found: Mapping[Place, Arms], size: str = SIZES[0]) -> Chosen | None:
     """The closed-loop arm with the highest validation score, mean over seeds and all starts; of equals, the first.
 
-    A run's score is that of its best validated round. None until vanilla and every closed-loop arm have a validated
-    run of the same seeds from every start.
+    A run's score is that of its best validated round. The seeds are those below CHOOSING of which vanilla and every
+    such arm have a validated run from every start; None while there is none.
     """
     starts = [found.get(Place(start, size), {}) for start in START_NAMES]
-    seeds = {tuple(arms.get(arm, ())) for arms in starts for arm in (REFERENCE, *CLOSED_LOOP)}
-    if len(seeds) > 1 or () in seeds:
+    runs = {arm: [arms.get(arm, {}) for arms in starts] for arm in (REFERENCE, *CHOOSABLE)}
+    seeds = {*range(CHOOSING)}.intersection(
+        *({s for s, run in of.items() if best_validation(run) is not None} for some in runs.values() for of in some)
+    )
+    if not seeds:
         return None
-    means = {}
-    for arm in CLOSED_LOOP:
-        scores = [best_validation(run) for arms in starts for run in arms[arm].values()]
-        known = [score for score in scores if score is not None]
-        if len(known) < len(scores):
-            return None
-        means[arm] = math.fsum(known) / len(known)
-    best = max(means, key=lambda arm: means[arm])
-    return Chosen(best, means[best], len(seeds.pop()))
+
+    def score(arm: str) -> float:
+        return math.fsum(best_validation(of[s]) or 0.0 for of in runs[arm] for s in seeds) / len(starts) / len(seeds)
+
+    best = max(CHOOSABLE, key=score)
+    return Chosen(best, score(best), len(seeds))
+
+
+def target(fresh: Mapping[Place, Arms], arm: str, size: str = SIZES[0]) -> str:
+    """ "met" if on fresh seeds the arm is TARGET above vanilla from every start, both intervals above zero and none out
+    of distribution wholly below; "not met"; or "not yet", before there are TARGET_SEEDS of them."""
+    gains = []
+    for start in START_NAMES:
+        arms = fresh.get(Place(start, size), {})
+        test, ood = (difference(arms, arm, success(s)) if arm in arms else None for s in ("test", "ood"))
+        if test is None or test.n < TARGET_SEEDS:
+            return "not yet"
+        gains.append(test.mean >= TARGET and verdict(test) == "helps" and verdict(ood) != "hurts")
+    return "met" if all(gains) else "not met"
 
 
 # --- rollouts to vanilla's score -------------------------------------------------------------------------------------
@@ -295,7 +340,7 @@ class Tasks:
 class Power:
     """What a difference between two arms needs to be seen at 80 % power, two-sided 5 %; shares in 0..1.
 
-    pairs: how many differences `sd`, their standard deviation between seeds, was taken from.
+    pairs: how many differences `sd`, their standard deviation between seeds, was taken from; spreads: it of each arm.
     seeds: seeds needed with these tasks; seeds_now: the most that an arm has in common with vanilla.
     tasks: None where the records do not say how many there were.
     """
@@ -306,6 +351,7 @@ class Power:
     seeds_now: int
     seeds: int
     tasks: Tasks | None
+    spreads: Mapping[str, float] = field(default_factory=dict)
 
 
 def seeds_needed(sd: float, delta: float) -> int:
@@ -333,7 +379,9 @@ def power(arms: Arms, delta: float = 0.03, split: str = "test") -> Power | None:
 
     The standard deviation between seeds is pooled over all arms.
     """
-    groups = [d for arm in arms if arm != REFERENCE if len(d := paired(arms, arm, success(split))) > 1]
+    found = {arm: paired(arms, arm, success(split)) for arm in arms if arm != REFERENCE}
+    spreads = {arm: sd for arm, gains in found.items() if (sd := spread(gains)) is not None}
+    groups = [found[arm] for arm in spreads]
     if not groups:
         return None
     freedom = sum(len(d) - 1 for d in groups)
@@ -346,6 +394,7 @@ def power(arms: Arms, delta: float = 0.03, split: str = "test") -> Power | None:
         seeds_now=seeds_now,
         seeds=seeds_needed(math.sqrt(variance), delta),
         tasks=_tasks(arms, variance, seeds_now, delta, split),
+        spreads=spreads,
     )
 
 

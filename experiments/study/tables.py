@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from configs.toolbox import ARMS
 from experiments.study import statistics
 from experiments.study.jobs import SIZES, START_NAMES
+from experiments.study.parts import PARTS
 from experiments.study.records import COUNTED, Record
 from experiments.study.statistics import REFERENCE, Arms, Estimate, Place, Power, Value, success
 from seal_jax.telemetry.style import in_order, words
@@ -18,13 +19,16 @@ from seal_jax.types import FAILURE_LABELS
 NOTHING = "-"
 _SPLITS = {"test": "test", "ood": "out of distribution"}
 _INTRODUCTION = (
-    "Shares in %, differences to vanilla in points, paired by seed; [ ] and ± are 95 % t-intervals over seeds. An arm "
-    '"helps" or "hurts" where the interval of its test difference leaves zero out. The arm chosen on validation, '
-    "against vanilla on fresh seeds, is the study's one confirmatory comparison; all others are exploratory and "
-    "uncorrected. "
-    'Scores are greedy and without cues, but for "three cues shown", the same three for all arms. After an error: of '
+    "Shares in %, differences in points, paired by seed; [ ] and ± are 95 % t-intervals over seeds. Means are over an "
+    "arm's own seeds, differences over those that both arms have. An arm "
+    '"helps" or "hurts" where the interval of its test difference, over three seeds or more, leaves zero out. The arm '
+    "chosen on validation, against vanilla on fresh seeds, is the study's one confirmatory comparison; all others are "
+    "exploratory and uncorrected: of those without any effect, one in twenty is called so by chance. "
+    "Scores are of the reported policy, that of the best validated round, greedy and without cues, but for "
+    '"three cues shown" (the same three for all arms, on 100 of the test tasks). After an error: of '
     "the test episodes that met a refusal, which differ by arm; their number is the mean over seeds. Episodes to "
-    "vanilla's last validation: to the first crossing, for vanilla too."
+    "vanilla's last validation: to the first crossing, for vanilla too. Seconds are of training alone, and of whatever "
+    "machines the runs had."
 )
 
 
@@ -46,12 +50,22 @@ def report(records: list[Record]) -> str:
         f"Left out, since vanilla has no run there yet: start `{place.start}`, {place.size}."
         for place in statistics.without_vanilla(compared)
     ]
-    parts += ["### Chosen on validation", choice(found, statistics.places(statistics.fresh(records)))]
+    parts.append(
+        "\n".join(["### The arms", "", *(f"- `{arm}`: {ARMS[arm].says}" for arm in ARMS if _is_there(arm, found))])
+    )
+    fresh = statistics.fresh(records)
+    for size in dict.fromkeys(place.size for place in found):
+        parts += [f"### Chosen on validation, {size}", choice(found, fresh, size)]
     for place, arms in found.items():
         parts.append(f"### {heading(place)}")
-        parts += [results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms), cues(arms)]
+        parts += [apart(arms), results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms)]
+        parts.append(cues(arms))
         parts.append(power_note(statistics.power(arms)))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _is_there(arm: str, found: Mapping[Place, Arms]) -> bool:
+    return any(arm in arms for arms in found.values())
 
 
 def heading(place: Place) -> str:
@@ -59,14 +73,17 @@ def heading(place: Place) -> str:
 
 
 # --- the arm chosen on validation ------------------------------------------------------------------------------------
-def choice(found: Mapping[Place, Arms], fresh: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
+def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0]) -> str:
     """Which arm it is, and how it compares with vanilla from each start: on the seeds that chose it, and on fresh ones,
-    which alone say how much better it is."""
+    which alone say how much better it is, and whether the target is met."""
     best = statistics.chosen(found, size)
     if best is None:
-        return "Not all arms are finished, so there is no choice yet."
+        return "Not all closed-loop arms are finished, so there is no choice yet."
+    fresh = [run for run in fresh if run["size"] == size]
+    strays = len([run for run in fresh if run["arm"] not in (REFERENCE, best.arm) or run["start"] not in START_NAMES])
+    confirming = statistics.places(fresh) if any(run["arm"] == REFERENCE for run in fresh) else {}
     lines = [["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 7]
-    for where, runs in (("fresh", fresh), ("those that chose it", found)):
+    for where, runs in (("fresh", confirming), ("those of the choice", found)):
         for start in START_NAMES:
             arms = runs.get(Place(start, size), {})
             if best.arm not in arms:
@@ -78,13 +95,29 @@ def choice(found: Mapping[Place, Arms], fresh: Mapping[Place, Arms], size: str =
                 for arm in (REFERENCE, best.arm)
             ]
             count = f"{len(seeds)}, {where}"
-            lines.append([f"`{start}`", count, *scores, _gain(test), statistics.verdict(test), _gain(ood)])
-    alone = "" if fresh else " No fresh seed is run yet; those that chose the arm flatter it."
+            verdict = statistics.verdict(test) if runs is confirming else ""
+            lines.append([f"`{start}`", count, *scores, _gain(test), verdict, _gain(ood)])
+    left = f" On fresh seeds there are also {_runs(strays)} of other arms or starts, in no table." if strays else ""
     return (
-        f"`{best.arm}` has the highest validation score of the {len(statistics.CLOSED_LOOP)} closed-loop arms: "
+        f"`{best.arm}` has the highest validation score of the {len(statistics.CHOOSABLE)} closed-loop arms: "
         f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_seeds(best.seeds)} and all "
-        f"starts, size {size}).{alone}\n\n{_markdown(lines)}"
+        f"starts). The seeds of the choice flatter it; fresh ones do not.{left}\n\n{_markdown(lines)}\n\n"
+        f"Target (on {statistics.TARGET_SEEDS} fresh seeds at least {100 * statistics.TARGET:g} points above vanilla "
+        "from every start, both intervals above zero, none out of distribution wholly below): "
+        f"**{statistics.target(confirming, best.arm, size)}**."
     )
+
+
+def apart(arms: Arms) -> str:
+    """The runs that are no pairs with vanilla's; empty where there are none."""
+    named = ", ".join(f"`{arm}` of seed {seed}" for arm, seed in statistics.begun_apart(arms))
+    if not named:
+        return ""
+    return f"**Not from the policy that vanilla began with**, as their first rounds show, and so no pairs: {named}."
+
+
+def _runs(n: int) -> str:
+    return f"{n} run" if n == 1 else f"{n} runs"
 
 
 def _seeds(n: int) -> str:
@@ -95,7 +128,7 @@ def _seeds(n: int) -> str:
 def results(arms: Arms) -> str:
     """What each arm reached, how surely, and at what cost."""
     head = ["part", "arm", "seeds", "test", "- vanilla", "verdict", "ood", "- vanilla"]
-    head += ["three cues shown", "after an error", "episodes to vanilla's last validation"]
+    head += ["three cues shown", "after an error", "reported round", "episodes to vanilla's last validation"]
     head += ["episodes", "k sampled tokens", "seconds"]
 
     def row(arm: str) -> list[str]:
@@ -111,6 +144,7 @@ def results(arms: Arms) -> str:
             _gain(gains["ood"]) if other else "",
             _share(statistics.mean(runs, success("test_cued"))),
             _after_error(runs),
+            NOTHING if (r := statistics.mean(runs, lambda run: run["reported_round"])) is None else f"{r.mean:.0f}",
             _episodes(arms, arm),
             *(_cost(runs, name, unit) for name, unit in (("episodes", 1), ("sampled_tokens", 1e3), ("seconds", 1))),
         ]
@@ -142,26 +176,16 @@ def _cost(runs: Mapping[int, Record], name: str, unit: float) -> str:
 
 # --- (b) one part at a time ------------------------------------------------------------------------------------------
 def one_part(arms: Arms) -> str:
-    """Every arm against the nearest one (`Arm.against`); empty without a pair of these."""
-    against = {arm: ARMS[arm].against for arm in arms if arm in ARMS and arm != REFERENCE}
-    gains = {
-        arm: {split: statistics.difference(arms, arm, success(split), other) for split in _SPLITS}
-        for arm, other in against.items()
-    }
-    compared = [arm for arm in against if gains[arm]["test"] is not None]
-    if not compared:
+    """What each part of the method adds (`PARTS`); empty where no two arms differ in one."""
+    lines = [["what it adds", "with it", "without", "seeds", "test", "verdict", "ood"], ["---"] * 7]
+    for part in (part for part in PARTS if part.with_it in arms):
+        test, ood = (statistics.difference(arms, part.with_it, success(split), part.without) for split in _SPLITS)
+        if test is not None:
+            cells = [str(test.n), _gain(test), statistics.verdict(test), _gain(ood)]
+            lines.append([part.what, f"`{part.with_it}`", f"`{part.without}`", *cells])
+    if len(lines) == 2:
         return ""
-
-    def row(arm: str) -> list[str]:
-        test, ood = gains[arm]["test"], gains[arm]["ood"]
-        seeds = str(test.n) if test else NOTHING
-        return [f"`{against[arm]}`", ARMS[arm].says, seeds, _gain(test), statistics.verdict(test), _gain(ood)]
-
-    text = (
-        "One part at a time: each arm minus the nearest one, which lacks what it adds, over the seeds that both have."
-    )
-    head = ["part", "arm", "against", "what it is", "seeds", "test", "verdict", "ood"]
-    return f"{text}\n\n{_table(head, compared, row)}"
+    return f"One part at a time: the arm with it minus the arm without.\n\n{_markdown(lines)}"
 
 
 # --- (c) categories --------------------------------------------------------------------------------------------------
@@ -174,6 +198,14 @@ def categories(arms: Arms) -> str:
             {c for runs in arms.values() for run in runs.values() for c in run["by_category"].get(split, ())}
         )
         if not names or not others:
+            continue
+        if not any(
+            score
+            for runs in arms.values()
+            for run in runs.values()
+            for score in run["by_category"].get(split, {}).values()
+        ):
+            tables.append(f"By category, {title}: no arm solved anything.")
             continue
 
         def row(arm: str, names: Sequence[str] = names, split: str = split) -> list[str]:
@@ -208,8 +240,8 @@ def mechanisms(arms: Arms) -> str:
     text = (
         "What happened in training. Groups: mean over rounds (signal: their rewards differ). Repairs: turns with a "
         "refused call that was made again and taken, of all with one, in the first → last third of the rounds, of rows "
-        "without and with cues. Cued - bare score: of the final policy, on the test tasks played both ways. Full rows: "
-        "of rows with cues, those that ended for want of room. Weight gain: of the advantages' sizes "
+        "without and with cues. Cued - bare score: on the test tasks that the reported policy played both ways. Full "
+        "rows: of rows with cues, those that ended for want of room. Weight gain: of the advantages' sizes "
         "(1 = plain GRPO), in rounds with a signal. Advantage on: the labels with the largest shares of it there."
     )
     notes = []
@@ -322,11 +354,18 @@ def power_note(found: Power | None) -> str:
                 f" More tasks would bring that down to {tasks.seeds} seeds at best; {more} of them would do with "
                 f"{found.seeds_now} seeds."
             )
+    extremes = ""
+    if len(found.spreads) > 1:
+        least, most = (f(found.spreads, key=lambda arm: found.spreads[arm]) for f in (min, max))
+        extremes = f"; from {100 * found.spreads[least]:.1f}, `{least}`, to {100 * found.spreads[most]:.1f}, `{most}`"
+        target = statistics.seeds_needed(found.spreads[most], statistics.TARGET)
+        seeds += f" Seeing {100 * statistics.TARGET:g} points of `{most}` takes {target}."
     luck = f", of which the luck of {tasks.n} test tasks can be up to {100 * tasks.sampling:.1f}" if tasks else ""
     return (
         "What can be seen: differences to vanilla vary between seeds with a standard deviation of "
-        f"{100 * found.sd:.1f} points (pooled over {found.pairs} pairs){luck}. At 80 % power and a two-sided 5 %, "
-        f"{seeds} All seeds are tested on the same tasks, so none of this tells what other tasks would show."
+        f"{100 * found.sd:.1f} points (pooled over {found.pairs} differences, which share vanilla's runs{extremes})"
+        f"{luck}. At 80 % power and a two-sided 5 %, {seeds} All seeds are tested on the same tasks, so none of this "
+        "tells what other tasks would show."
     )
 
 

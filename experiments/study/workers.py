@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from experiments.study.jobs import Job, ready
 from seal_jax.checkpoints import hold_workdir
@@ -56,10 +56,18 @@ def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str
     from its own checkpoint. Raises JobFailed when a job fails, after those beside it have come to their end; ValueError
     if another study works in `out`, or if a run there was begun with other settings.
     """
-    with contextlib.closing(hold_workdir(out)), _terminated_is_interrupted():
+    with contextlib.closing(hold(out)), _terminated_is_interrupted():
         for job in jobs:
             job.check_settings()
         _carry_out(jobs, most, tell)
+
+
+def hold(out: Path) -> IO[str]:
+    """Keeps other studies out of a folder; ValueError if one is at work there, or it cannot be one."""
+    try:
+        return hold_workdir(out)
+    except ValueError as error:
+        raise ValueError(str(error).replace("--workdir", "--out")) from error
 
 
 def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> None:
@@ -68,7 +76,7 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
     at_once = len(free)
     running: dict[str, _Running] = {}
     failed: _Running | None = None
-    seconds: dict[tuple[bool, bool], list[float]] = {}
+    seconds: dict[str, list[float]] = {}
     tell(f"{len(jobs)} runs, {len(done)} of them done; {at_once} at a time")
     try:
         while True:
@@ -86,7 +94,7 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
                     continue
                 done.add(name)
                 took = time.monotonic() - run.since
-                seconds.setdefault(_kind(run.job), []).append(took)
+                seconds.setdefault(run.job.kind, []).append(took)
                 left = [job for job in jobs if job.name not in done]
                 minutes = _expected(left, seconds) / 60 / at_once
                 tell(f"{name}: {took:.0f} s; {len(left)} to go, about {minutes:.0f} min")
@@ -99,16 +107,11 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
         raise JobFailed(_failure(failed))
 
 
-def _kind(job: Job) -> tuple[bool, bool]:
-    """A start from nothing, what continues one, an arm's run: they take half an hour, a minute, some minutes."""
-    return bool(job.needs), bool(job.which)
-
-
-def _expected(jobs: Sequence[Job], seconds: Mapping[tuple[bool, bool], Sequence[float]]) -> float:
+def _expected(jobs: Sequence[Job], seconds: Mapping[str, Sequence[float]]) -> float:
     """The seconds of all these jobs: each as those of its kind, or of any kind if none of its own is known."""
     mean = {kind: math.fsum(some) / len(some) for kind, some in seconds.items()}
     any_kind = math.fsum(mean.values()) / len(mean)
-    return math.fsum(mean.get(_kind(job), any_kind) for job in jobs)
+    return math.fsum(mean.get(job.kind, any_kind) for job in jobs)
 
 
 def _failure(run: _Running) -> str:

@@ -17,9 +17,10 @@ import pytest
 
 from configs import toolbox
 from experiments import ablation
+from experiments.study import records
 from experiments.study.jobs import Job, Study, ready
 from experiments.study.known import Known
-from experiments.study.workers import JobFailed, _expected, _kind, carry_out
+from experiments.study.workers import JobFailed, _expected, carry_out
 from seal_jax.assembly import build_suite, check_prompts, episode_limits
 from seal_jax.chat.formats import get_format
 from seal_jax.chat.tokenizer import load_tokenizer
@@ -41,7 +42,7 @@ def fake(tmp_path, name, code="", needs=()):
     workdir = tmp_path / name
     code += f"\nfrom pathlib import Path\np = Path({str(workdir)!r})\np.mkdir(parents=True)"
     code += "\n(p / 'summary.json').write_text('{}')"
-    return Job(name, workdir, (sys.executable, "-c", code), tuple(needs))
+    return Job(name, workdir, (sys.executable, "-c", code), needs=tuple(needs))
 
 
 def test_every_run_waits_for_its_own_start(tmp_path):
@@ -52,18 +53,20 @@ def test_every_run_waits_for_its_own_start(tmp_path):
         assert all(need in names[:i] for need in job.needs)
         source = [x.removeprefix("--config.policy.path=") for x in job.argv if "policy.path" in x]
         assert source == [str(tmp_path / "starts" / need / "start") for need in job.needs]
-        if job.which:
+        if job.kind == "arm":
             assert job.needs == (f"{job.which['start']}-{job.which['seed']}-small",)
             assert f"--config=configs/toolbox.py:{job.which['arm']}" in job.argv
             assert f"--config.seed={job.which['seed']}" in job.argv
-    assert [job.which["seed"] for job in jobs if job.which] == [0] * 4 + [1] * 4  # one seed whole after the other
+    assert [job.which["seed"] for job in jobs if job.kind == "arm"] == [0] * 4 + [
+        1
+    ] * 4  # one seed whole after the other
 
 
-def test_every_setting_that_a_job_names_is_one_of_the_recipe(tmp_path):
-    for size in ("small", "large"):
-        for job in study(tmp_path, size=size, seeds=(3,)).jobs():
-            (recipe,) = (x.rsplit(":", 1)[1] for x in job.argv if x.startswith("--config="))
-            toolbox.get_config(recipe)
+def test_a_start_from_nothing_has_the_size_of_the_study(tmp_path):
+    for size, width in (("small", None), ("large", toolbox.LARGE["d_model"])):
+        job = study(tmp_path, size=size, seeds=(3,)).jobs()[0]
+        (recipe,) = (x.rsplit(":", 1)[1] for x in job.argv if x.startswith("--config="))
+        assert toolbox.get_config(recipe).policy.overrides.get("d_model") == width and job.name == f"never-3-{size}"
 
 
 def test_each_start_but_never_is_made_from_it(tmp_path):
@@ -127,10 +130,9 @@ def test_a_failure_says_how_the_run_ended_and_nothing_of_earlier_ones(tmp_path, 
 
 def test_the_time_left_is_told_by_kind_of_job():
     """A start takes long, so that it says little of how long the runs of arms take."""
-    start, arm = Job("a", Path(), ()), Job("b", Path(), (), needs=("a",), which={"seed": 0})
-    known = {_kind(start): [1800.0], _kind(arm): [200.0, 300.0]}
-    assert _expected([arm, arm, start], known) == 2 * 250 + 1800
-    assert _expected([arm], {_kind(start): [1800.0]}) == 1800  # nothing else is known yet
+    start, arm = Job("a", Path(), (), "start"), Job("b", Path(), (), "arm")
+    assert _expected([arm, arm, start], {"start": [1800.0], "arm": [200.0, 300.0]}) == 2 * 250 + 1800
+    assert _expected([arm], {"start": [1800.0]}) == 1800  # nothing else is known yet
 
 
 def test_a_smoke_run_has_the_arms_that_are_asked_for():
@@ -171,7 +173,8 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--check=never-0-small/half"], "error: --check=never-0-small/half: no such finished run"),
         (["--check="], "error: --check=: no such finished run"),
         (["--records=nothing.gz"], "nothing.gz"),
-        (["--known=nowhere"], "nowhere/records.jsonl.gz"),
+        (["--known=nowhere"], "error: --known=nowhere: it takes the folder of a report"),
+        (["--records=x.gz", "--arms=half"], "error: --records=x.gz reports all that is there; leave out --arms"),
         (["--known=nowhere", "--tune"], "error: --known is for a study, its report and --check; leave it out"),
         (["--known=nowhere", "--records=x.gz"], "error: --known is for a study, its report and --check; leave it out"),
         (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
@@ -298,15 +301,39 @@ def test_a_known_row_is_checked_from_its_start_made_anew(tmp_path, monkeypatch, 
     assert ablation.check(here.jobs(), known, here.out, "never-0-small/vanilla") == 0
     assert asked == [["never-0-small"], ["never-0-small/vanilla"]]
     assert "the same record" in capsys.readouterr().out
+    known.runs["never-0-small/vanilla"]["success"]["test"] += 0.0025
+    shutil.rmtree(here.out / "starts")
+    assert ablation.check(here.jobs(), known, here.out, "never-0-small/vanilla") == 1
+    assert "never-0-small/vanilla: differs in success\n" in capsys.readouterr().out
 
 
-def test_a_report_does_not_replace_what_it_knows(tmp_path, capsys):
+def test_a_report_does_not_replace_what_it_knows(tmp_path, monkeypatch, capsys):
+    """Nor where its folder is the default one."""
     report_elsewhere(tmp_path)
-    folder = tmp_path / "report"
+    folder = tmp_path / "runs" / "study"
+    shutil.copytree(tmp_path / "report", folder)
     before = (folder / "records.jsonl.gz").read_bytes()
-    assert ablation.main(["--report", "--arms=half", f"--known={folder}", f"--out={folder}"]) == 1
-    assert "its report would be replaced" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    command = ["--report", "--arms=half", f"--config={ROOT / 'configs/toolbox.py'}", "--known=runs/study"]
+    for out in ([f"--out={folder}"], []):
+        assert ablation.main(command + out) == 1
+        assert "its report would be replaced" in capsys.readouterr().err
     assert (folder / "records.jsonl.gz").read_bytes() == before
+
+
+def test_only_what_is_not_known_is_carried_out(tmp_path, monkeypatch):
+    report_elsewhere(tmp_path)
+    asked = []
+    monkeypatch.setattr(ablation, "carry_out", lambda jobs, *_: asked.append([job.name for job in jobs]))
+    monkeypatch.setattr(ablation, "_study", lambda options: study(tmp_path / "here", seeds=(0,), starts=("never",)))
+    assert ablation.main([f"--known={tmp_path / 'report'}"]) == 0
+    assert asked == [["never-0-small", "never-0-small/half"]]
+
+
+def test_a_run_that_is_known_twice_is_refused(tmp_path):
+    records.save(tmp_path / "records.jsonl.gz", [record(), record()])
+    with pytest.raises(ValueError, match="never-0-small/vanilla has two records; keep one of them"):
+        Known.read(tmp_path)
 
 
 def test_a_check_leaves_alone_what_another_one_runs(tmp_path):
@@ -329,12 +356,12 @@ def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, capsys):
         for arm in toolbox.ARMS
         for start in ("never", "sometimes")
     ]
-    jobs = ablation.confirming(made, runs, 2)
-    assert {(j.which["arm"], j.which["start"], j.which["seed"]) for j in jobs if j.which} == {
+    jobs = ablation.confirming(replace(made, starts=("seldom", "never")), runs, 2)
+    assert {(j.which["arm"], j.which["start"], j.which["seed"]) for j in jobs if j.kind == "arm"} == {
         (arm, start, seed) for arm in ("vanilla", "anneal") for start in ("never", "sometimes") for seed in (100, 101)
     }
-    assert len([j for j in jobs if not j.which]) == 2 * (2 + 2)  # their starts, and the probes of these
-    runs.remove(next(run for run in runs if run["arm"] == "half"))
+    assert len([j for j in jobs if j.kind != "arm"]) == 2 * (2 + 2)  # their starts, and the probes of these
+    runs = [run for run in runs if run["arm"] != "half"]
     assert ablation.confirming(made, runs, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
 
 
@@ -361,7 +388,7 @@ def test_settings_tell_runs_apart_and_not_where_they_lie(tmp_path):
     assert settings() == settings(tmp_path=tmp_path / "elsewhere")
     changed = settings(arm_flags=("--config.rounds=2",))
     kept = [a == b for a, b in zip(settings(), changed, strict=True)]
-    assert kept == [not job.which for job in study(tmp_path).jobs()]
+    assert kept == [job.kind != "arm" for job in study(tmp_path).jobs()]
 
 
 def test_one_study_at_a_time_in_a_folder(tmp_path):

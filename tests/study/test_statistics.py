@@ -9,6 +9,7 @@ import scipy.stats
 from configs.toolbox import ARMS
 from experiments.study import statistics
 from experiments.study.statistics import Estimate, Place, success
+from seal_jax.interface.settings import COMPONENTS
 
 from .made import record
 
@@ -48,7 +49,9 @@ def test_differences_are_paired_by_seed():
 def test_verdicts():
     assert statistics.verdict(Estimate(0.05, 0.04, 4)) == "helps"
     assert statistics.verdict(Estimate(-0.05, 0.04, 4)) == "hurts"
-    assert [statistics.verdict(x) for x in (Estimate(0.05, 0.05, 4), Estimate(0.5, None, 1), None)] == ["not shown"] * 3
+    nothing = (Estimate(0.05, 0.05, 4), Estimate(0.5, None, 1), None)
+    luck = (Estimate(0.05, 0.01, 2), Estimate(0.05, 1e-15, 3))  # two seeds; three that agree to the last task
+    assert [statistics.verdict(x) for x in nothing + luck] == ["not shown"] * 5
 
 
 def test_any_arm_can_be_the_one_compared_with():
@@ -64,9 +67,9 @@ def test_any_arm_can_be_the_one_compared_with():
 
 
 def test_closed_loop_arms_are_those_whose_cues_follow_the_profile():
-    assert {"full", "half", "anneal", "cap_only"} <= set(statistics.CLOSED_LOOP) <= set(ARMS)
+    assert {"full", "half", "anneal", "cap_only"} <= set(statistics.CHOOSABLE) < set(statistics.CLOSED_LOOP) < set(ARMS)
+    assert set(statistics.CLOSED_LOOP) - set(statistics.CHOOSABLE) == {f"half_strip_{phi}" for phi in COMPONENTS}
     apart = {"vanilla", "no_environment", "no_closed_loop", "half_strip_frozen", "release", "turn"}
-    apart |= {"half_strip_err"}  # came after the first results
     assert not apart & set(statistics.CLOSED_LOOP)
 
 
@@ -85,10 +88,43 @@ def test_the_arm_is_chosen_on_validation_alone():
     records = [run(arm, start, seed) for arm in ARMS for start in starts for seed in (0, 1)]
     assert choice(records) == ("anneal", pytest.approx(0.425), 2)
     assert statistics.chosen(statistics.places(records), "large") is None
-    missing = [r for r in records if (r["arm"], r["start"], r["seed"]) != ("cap_only", "sometimes", 1)]
-    assert choice(missing) is None and choice([r for r in records if r["start"] == "never"]) is None
+    assert choice([r for r in records if r["start"] == "never"]) is None
     assert choice([r for r in records if r["arm"] not in ("turn", "no_closed_loop")]) is not None
-    assert choice([*missing, record("cap_only", 1, start="sometimes", validation=[])]) is None
+    # The seeds that all have; one that was never validated is none.
+    missing = [r for r in records if (r["arm"], r["start"], r["seed"]) != ("cap_only", "sometimes", 1)]
+    assert choice(missing) == choice([*missing, record("cap_only", 1, start="sometimes", validation=[])])
+    assert choice(missing) == ("anneal", pytest.approx(0.425), 1)
+    assert choice([r for r in missing if r["seed"] == 1]) is None
+    # Later ones have no say.
+    late = [record(arm, 3, start=start, validation=[(4, 0.9 * (arm == "half"))]) for arm in ARMS for start in starts]
+    assert choice([*records, *late]) == ("anneal", pytest.approx(0.425), 2)
+
+
+def test_the_target_is_of_fresh_seeds_and_both_starts():
+    def verdict(never, sometimes, ood=0.0, seeds=5):
+        """With these gains, and that much out of distribution from `never`."""
+        records = []
+        for start, gain in (("never", never), ("sometimes", sometimes)):
+            for s in range(seeds):
+                score = 0.3 + gain + 0.01 * s
+                success = {"test": score, "ood": 0.1 + (start == "never") * (ood + 0.001 * s)}
+                records += [record(seed=s, start=start, success={"test": 0.3, "ood": 0.1})]
+                records += [record("half", s, start=start, success=success)]
+        return statistics.target(statistics.places(records), "half")
+
+    assert verdict(0.1, 0.1) == "met" and verdict(0.1, 0.1, ood=0.2) == "met"
+    assert verdict(0.1, 0.07) == verdict(0.07, 0.1) == "not met"  # 9 points, with what seeds add
+    assert verdict(0.1, 0.1, ood=-0.05) == "not met"
+    assert verdict(0.1, 0.1, seeds=4) == "not yet" and statistics.target({}, "half") == "not yet"
+
+
+def test_a_run_that_began_with_another_policy_is_no_pair():
+    """The first round tells, since nothing is cued in it; not of arms that are cued from the start."""
+    here, there = ({"profile/pass": [0.25, *[x] * 11], "refused/bare": [7.0] * 12} for x in (0.5, 0.6))
+    other = {**here, "refused/bare": [8.0] * 12}
+    records = [record(curves=here), record("full", curves=there), record("half", curves=other)]
+    records += [record("release", curves=other), record("turn", 1, curves=other)]
+    assert statistics.begun_apart(arms(*records)) == [("half", 0)]
 
 
 def test_rounds_that_taught_nothing_are_no_part_of_what_is_a_share_of_the_advantages():

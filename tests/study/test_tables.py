@@ -6,6 +6,7 @@ import pytest
 
 from configs.toolbox import ARMS
 from experiments.study import statistics, tables
+from experiments.study.parts import PARTS
 
 from .made import ROUNDS, record, study
 
@@ -58,6 +59,7 @@ def test_results(pair):
         "ood": "32.0 ± 25.4",
         "three cues shown": "62.0 ± 25.4",
         "after an error": "25.0 of 100",
+        "reported round": "12",
         "episodes to vanilla's last validation": "1,536",
         "episodes": "1,536",
         "k sampled tokens": "200",
@@ -67,52 +69,79 @@ def test_results(pair):
 
 
 def test_one_part_at_a_time():
-    """half_strip is half and one thing more: +0.05, +0.07 on the seeds both have; half's own partner has no run."""
-    records = [record(seed=s) for s in range(3)]
-    records += [record("half", s, test=0.4) for s in range(2)]
-    records += [record("half_strip", s, test=0.45 + 0.02 * s) for s in range(3)]
-    records += [record("turn", 0), record("odd", 0), record("progress", 5)]
+    """half_strip is half and one thing more, +0.05, +0.07, +0.09 on the seeds both have; what `plain` and `frozen` lack
+    is held against them."""
+    records = [record("half", s, test=0.4) for s in range(3)]
+    records += [record("half_strip", s, test=0.45 + 0.02 * s) for s in range(4)]
+    records += [record("half_strip_frozen", 0, test=0.55), record("odd", 0), record("progress", 5), record(seed=9)]
     text = tables.report(records)
-    assert rows(text, "One part at a time") == {
-        "half_strip": {
-            "part": "exposure",
-            "arm": "`half_strip`",
-            "against": "`half`",
-            "what it is": ARMS["half_strip"].says,
-            "seeds": "2",
-            "test": "+6.0 [-6.7, +18.7]",
-            "verdict": "not shown",
-            "ood": "+6.0 [-6.7, +18.7]",
-        }
-    }
+    lines = text[text.index("One part at a time") :].split("\n\n")[1].splitlines()
+    assert lines[2:] == [
+        "| cues trained away (`strip_in_update`) | `half_strip` | `half` | 3 | +7.0 [+2.0, +12.0] | helps "
+        "| +7.0 [+2.0, +12.0] |",
+        "| the loop closed, cues on half, trained away | `half_strip` | `half_strip_frozen` | 1 | -10.0 [-] "
+        "| not shown | -10.0 [-] |",
+    ]
     assert "One part at a time" not in tables.report([record(), record("half")])
 
 
-def test_the_chosen_arm_is_named_with_its_differences():
-    arms = ("vanilla", *statistics.CLOSED_LOOP)
-    records = [
-        record(a, s, start=p, test=0.3 + 0.1 * (a == "anneal"), validation=[(4, 0.3 + 0.15 * (a == "anneal"))])
+def test_parts_are_of_arms_that_there_are():
+    assert {arm for part in PARTS for arm in part[1:]} == set(ARMS)  # and none is left out
+    assert len({part[1:] for part in PARTS}) == len({part.what for part in PARTS}) == len(PARTS)
+
+
+def chosen_records(seeds=2):
+    """Every arm that can be chosen, and vanilla; anneal is best on validation and on test."""
+    arms = ("vanilla", *statistics.CHOOSABLE)
+    return [
+        record(
+            a, s, start=p, test=0.3 + (0.1 + 0.01 * s) * (a == "anneal"), validation=[(4, 0.3 + 0.15 * (a == "anneal"))]
+        )
         for a in arms
         for p in ("never", "sometimes")
-        for s in range(2)
+        for s in range(seeds)
     ]
+
+
+def test_the_chosen_arm_is_named_with_its_differences():
+    records = chosen_records()
     text = tables.report(records)
-    assert f"`anneal` has the highest validation score of the {len(arms) - 1} closed-loop arms: 45.0 %" in text
-    assert "mean over 2 seeds and all starts, size small" in text and "No fresh seed is run yet" in text
-    gain = "+10.0 [+10.0, +10.0] | helps | +10.0 [+10.0, +10.0]"
+    count = len(statistics.CHOOSABLE)
+    assert f"`anneal` has the highest validation score of the {count} closed-loop arms: 45.0 %" in text
+    assert "mean over 2 seeds and all starts)" in text and "wholly below): **not yet**" in text
+    gain = "+10.5 [+4.1, +16.9] |  | +10.5 [+4.1, +16.9]"
     for start in ("never", "sometimes"):
-        assert f"| `{start}` | 2, those that chose it | 30.0 | 40.0 | {gain} |" in text
+        assert f"| `{start}` | 2, those of the choice | 30.0 | 40.5 | {gain} |" in text
 
     # On fresh seeds it is worse. They are in no other table, and choose nothing.
-    fresh = [record("vanilla", 100 + s) for s in range(3)] + [record("anneal", 100 + s, test=0.25) for s in range(2)]
+    fresh = [record("vanilla", 100 + s) for s in range(4)]
+    fresh += [record("anneal", 100 + s, test=0.25 + 0.001 * s) for s in range(3)]
     with_fresh = tables.report([*fresh, *records])
-    line = "| `never` | 2, fresh | 30.0 | 25.0 | -5.0 [-5.0, -5.0] | hurts | -5.0 [-5.0, -5.0] |"
-    assert line in with_fresh and "No fresh seed" not in with_fresh
-    new = [x for x in with_fresh.splitlines() if x not in text.splitlines()]
-    assert [x for x in new if x != line] == [x for x in new if x.startswith("`anneal` has the highest")]
+    line = "| `never` | 3, fresh | 30.0 | 25.1 | -4.9 [-5.1, -4.7] | hurts | -4.9 [-5.1, -4.7] |"
+    assert [x for x in with_fresh.splitlines() if x not in text.splitlines()] == [line]
 
-    text = tables.report(records[:-1])
-    assert "Not all arms are finished" in text and "highest validation score" not in text
+    text = tables.report([r for r in records if r["arm"] != "half"])
+    assert "Not all closed-loop arms are finished" in text and "highest validation score" not in text
+
+
+def test_fresh_runs_that_say_nothing_yet_or_of_something_else_are_told():
+    records = chosen_records()
+    assert tables.report([*records, record("anneal", 100)]) == tables.report(records)  # its vanilla is not there yet
+    text = tables.report([*records, record(seed=100), record("half", 100), record("anneal", 100, start="seldom")])
+    assert "On fresh seeds there are also 2 runs of other arms or starts, in no table." in text
+
+
+def test_each_size_has_its_own_choice():
+    large = [{**r, "size": "large", "validation": [[4, 0.9 if r["arm"] == "half" else 0.1]]} for r in chosen_records(1)]
+    text = tables.report([*chosen_records(), *large])
+    small_text, large_text = text[text.index("### Chosen on validation, small") :].split("### Chosen")[1:3]
+    assert "`anneal` has the highest" in small_text and "`half` has the highest" in large_text
+
+
+def test_runs_from_another_policy_are_named():
+    records = [record(curves={"refused/bare": [3.0] * ROUNDS}), record("full", curves={"refused/bare": [4.0] * ROUNDS})]
+    assert "as their first rounds show, and so no pairs: `full` of seed 0." in tables.report(records)
+    assert "no pairs" not in tables.report([record(), record("full")])
 
 
 def test_what_an_arm_counts_differently_is_marked():
@@ -169,10 +198,16 @@ def test_the_power_note_says_what_was_computed(pair):
     assert "takes 24 seeds; up to 4 were run. More tasks would bring that down to 16 seeds at best" in note
     assert "no number of them would do with 4 seeds" in note
     old = tables.power_note(replace(found, tasks=None))
-    assert "(pooled over 8 pairs). At 80 %" in old and "takes 24 seeds; up to 4 were run. All seeds are" in old
+    assert (
+        "(pooled over 8 differences, which share vanilla's runs). At 80 %" in old
+        and "takes 24 seeds; up to 4 were run. All seeds are" in old
+    )
     enough = statistics.Power(0.03, 8, 0.01, 8, 4, statistics.Tasks(400, 0.033, 2, 100))
     assert "4 seeds are enough to see 3 points; up to 8 were run." in tables.power_note(enough)
     assert "What can be seen" in pair
+    arms = tables.power_note(replace(found, spreads={"full": 0.02, "half": 0.1, "turn": 0.05}))
+    assert "vanilla's runs; from 2.0, `full`, to 10.0, `half`)" in arms
+    assert f"Seeing 9.5 points of `half` takes {statistics.seeds_needed(0.1, 0.095)}." in arms
 
 
 def test_a_study_that_is_half_way_is_reported():
@@ -201,7 +236,9 @@ def test_a_whole_study_has_a_section_for_each_start_and_size():
         # Whatever its cells say, every line has as many.
         assert len({line.replace("\\|", "").count("|") for line in table}) == 1, table[0]
     assert [line for line in text.splitlines() if line.startswith("#")] == [
-        "### Chosen on validation",
+        "### The arms",
+        "### Chosen on validation, small",
+        "### Chosen on validation, large",
         "### Start `never`, small",
         "### Start `never`, large",
         "### Start `sometimes`, small",
