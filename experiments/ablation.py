@@ -250,7 +250,7 @@ def _path(text: str) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=_path, default=Path("configs/toolbox.py"), help="the recipe with the arms")
-    parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ... (default 3)")
+    parser.add_argument("--seeds", type=int, default=2, help="how many: 0, 1, ... (default 2)")
     parser.add_argument(
         "--fresh", type=int, default=0, help="further seeds, for the chosen arm and vanilla (default 0)"
     )
