@@ -162,8 +162,7 @@ def check(jobs: Sequence[Job], known: Known, out: Path, name: str, cores: int = 
     if name not in rows:
         raise ValueError(f"--check={name}: no such finished run in {out}; finished: {sorted(rows)}")
     *making, job = needed(jobs, {name})
-    for one in (*making, job):
-        one.check_settings()
+    job.check_settings()
     carry_out(making, out, cores)
     folder = out / "check"
     again = job.elsewhere(folder / name, needs=())

@@ -97,11 +97,15 @@ def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0
             count = f"{len(seeds)}, {where}"
             verdict = statistics.verdict(test) if runs is confirming else ""
             lines.append([f"`{start}`", count, *scores, _gain(test), verdict, _gain(ood)])
-    left = f" On fresh seeds there are also {_runs(strays)} of other arms or starts, in no table." if strays else ""
+    left = (
+        f" On fresh seeds there are also {_count(strays, 'run')} of other arms or starts, in no table."
+        if strays
+        else ""
+    )
     return (
         f"`{best.arm}` has the highest validation score of the {len(statistics.CHOOSABLE)} closed-loop arms: "
-        f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_seeds(best.seeds)} and all "
-        f"starts). The seeds of the choice flatter it; fresh ones do not.{left}\n\n{_markdown(lines)}\n\n"
+        f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_count(best.seeds, 'seed')} and "
+        f"all starts). The seeds of the choice flatter it; fresh ones do not.{left}\n\n{_markdown(lines)}\n\n"
         f"Target (on {statistics.TARGET_SEEDS} fresh seeds at least {100 * statistics.TARGET:g} points above vanilla "
         "from every start, both intervals above zero, none out of distribution wholly below): "
         f"**{statistics.target(confirming, best.arm, size)}**."
@@ -116,12 +120,8 @@ def apart(arms: Arms) -> str:
     return f"**Not from the policy that vanilla began with**, as their first rounds show, and so no pairs: {named}."
 
 
-def _runs(n: int) -> str:
-    return f"{n} run" if n == 1 else f"{n} runs"
-
-
-def _seeds(n: int) -> str:
-    return f"{n} seed" if n == 1 else f"{n} seeds"
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 # --- (a) results -----------------------------------------------------------------------------------------------------
@@ -199,12 +199,7 @@ def categories(arms: Arms) -> str:
         )
         if not names or not others:
             continue
-        if not any(
-            score
-            for runs in arms.values()
-            for run in runs.values()
-            for score in run["by_category"].get(split, {}).values()
-        ):
+        if not any(success(split)(run) for runs in arms.values() for run in runs.values()):
             tables.append(f"By category, {title}: no arm solved anything.")
             continue
 
