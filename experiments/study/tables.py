@@ -1,5 +1,5 @@
-"""The study as Markdown: the arm chosen on validation, results, one part at a time, categories, mechanisms, label
-profiles, cues and what could have been seen."""
+"""The study as Markdown: the arm chosen on validation, all arms in short, results, one part at a time, categories,
+mechanisms, label profiles, cues and what could have been seen."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def report(records: list[Record]) -> str:
     fresh = statistics.fresh(records)
     for size in dict.fromkeys(place.size for place in found):
         parts += [f"### Chosen on validation, {size}", choice(found, fresh, size)]
+        if short := in_short(found, size):
+            parts += [f"### In short, {size}", short]
     for place, arms in found.items():
         parts.append(f"### {heading(place)}")
         parts += [apart(arms), results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms)]
@@ -122,6 +124,35 @@ def apart(arms: Arms) -> str:
 
 def _count(n: int, noun: str) -> str:
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
+# --- in short --------------------------------------------------------------------------------------------------------
+def in_short(found: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
+    """A row for each arm of this size, its starts side by side: what it scored, against vanilla, and what it learned to
+    repair; empty where only other starts have runs."""
+    starts = {start: arms for start in START_NAMES if (arms := found.get(Place(start, size)))}
+    if not starts:
+        return ""
+    named = sorted({arm for arms in starts.values() for arm in arms}, key=statistics.arm_order)
+    columns = ["test", "- vanilla", "repairs"]
+
+    def cells(arms: Arms, arm: str) -> list[str]:
+        if arm not in arms:
+            return [NOTHING] * len(columns)
+        gain = statistics.difference(arms, arm, success("test"))
+        verdict = "" if (v := statistics.verdict(gain)) == "not shown" else f" {v}"
+        test = _share(statistics.mean(arms[arm], success("test")), half=False)
+        return [test, "" if arm == REFERENCE else _gain(gain) + verdict, _change(*repairs(arms[arm].values(), "bare"))]
+
+    def row(arm: str) -> list[str]:
+        return [cell for arms in starts.values() for cell in cells(arms, arm)]
+
+    text = (
+        "Test success, the difference to vanilla, and bare repairs: the share of turns with a refused call that rows "
+        "without cues then got right, in the first → last third of training."
+    )
+    head = [f"`{start}`: {name}" for start in starts for name in columns]
+    return f"{text}\n\n{_table(['part', 'arm', *head], named, row)}"
 
 
 # --- (a) results -----------------------------------------------------------------------------------------------------

@@ -68,6 +68,29 @@ def test_results(pair):
     assert found["vanilla"]["- vanilla"] == found["vanilla"]["verdict"] == ""
 
 
+def test_in_short_has_the_starts_side_by_side():
+    """Every start's own difference and verdict; an arm that one start lacks has dashes there."""
+    curves = {"refused/bare": [10.0] * ROUNDS, "refused/bare/repaired": [0.0] * 8 + [4.0] * 4}
+    records = [record(seed=s, test=0.3, start=start) for s in range(3) for start in ("never", "sometimes", "seldom")]
+    records += [record("half", s, test=0.4 + 0.01 * s, curves=curves) for s in range(3)]
+    records += [record("turn", s, test=0.2 + 0.01 * s, start="sometimes") for s in range(3)]
+    found = rows(tables.report(records), "### In short, small")
+    assert list(found) == ["vanilla", "half", "turn"]
+    assert found["half"] == {
+        "part": "exposure",
+        "arm": "`half`",
+        "`never`: test": "41.0",
+        "`never`: - vanilla": "+11.0 [+8.5, +13.5] helps",
+        "`never`: repairs": "0 → 40",
+        "`sometimes`: test": "-",
+        "`sometimes`: - vanilla": "-",
+        "`sometimes`: repairs": "-",
+    }
+    assert found["turn"]["`sometimes`: - vanilla"] == "-9.0 [-11.5, -6.5] hurts"
+    assert found["vanilla"]["`never`: - vanilla"] == "" and found["vanilla"]["`never`: test"] == "30.0"
+    assert "### In short" not in tables.report([record(start="seldom")])
+
+
 def test_one_part_at_a_time():
     """half_strip is half and one thing more, +0.05, +0.07, +0.09 on the seeds both have; what `plain` and `frozen` lack
     is held against them."""
@@ -238,7 +261,9 @@ def test_a_whole_study_has_a_section_for_each_start_and_size():
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "### The arms",
         "### Chosen on validation, small",
+        "### In short, small",
         "### Chosen on validation, large",
+        "### In short, large",
         "### Start `never`, small",
         "### Start `never`, large",
         "### Start `sometimes`, small",
