@@ -3,12 +3,13 @@
 | name | shows |
 |---|---|
 | `study_difference` | paired difference to vanilla on test, with its 95 % interval |
+| `study_fresh` | the arm chosen on validation beside vanilla, on each fresh seed |
 | `study_curves` | validation success over episodes |
 | `study_mechanism` | groups that all fail, and how often a refusal is repaired without a cue, over rounds |
 | `study_labels` | what turns were diagnosed as, over rounds |
 | `study_cues` | which cues the closed loop showed in which round |
 
-All but the first show the first size that a start has; the first shows the others too, hollow.
+The first shows all sizes that a start has, the larger ones hollow; the others show its first size alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study import statistics
+from experiments.study.jobs import SIZES
 from experiments.study.records import COUNTED, Record
 from experiments.study.statistics import CLOSED_LOOP, REFERENCE, Arms, Place, success
 from seal_jax.telemetry.drawing import curve, drawing, end_labels, panels, percent, save, titled
@@ -47,11 +49,12 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
     What an earlier call drew and this one has no records for is removed. Starts and sizes without vanilla are left out,
-    and fresh seeds, which only two arms have.
+    and fresh seeds, which only two arms have, but for the figure that is theirs.
 
     Raises:
       ValueError: two records of one run, or nothing is left.
     """
+    records = list(records)
     found = statistics.places(statistics.choosing(records))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +65,7 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     with drawing():
         made = {
             "study_difference": difference(found),
+            "study_fresh": fresh(statistics.chosen(found), statistics.confirming(records)),
             "study_curves": curves(shown),
             "study_mechanism": mechanism(shown),
             "study_labels": labels(shown),
@@ -163,6 +167,42 @@ def _interval(ax: Any, y: float, gain: statistics.Estimate | None, hollow: bool)
         linestyle="none",
         markerfacecolor="white" if hollow else colour,
     )
+
+
+# --- fresh -----------------------------------------------------------------------------------------------------------
+def fresh(best: statistics.Chosen | None, confirming: Mapping[Place, Arms]) -> Any:
+    """A line for each fresh seed, from vanilla's test success to that of the chosen arm, and their mean; a panel for
+    each start of the small policy."""
+    drawn = {
+        place.start: gains
+        for place, arms in confirming.items()
+        if best and place.size == SIZES[0] and best.arm in arms and (gains := _scores(arms, best.arm))
+    }
+    if not drawn or best is None:
+        return None
+    figure, axes = panels(len(drawn), width=3.6, height=3.4, columns=len(drawn))
+    for ax, (start, gains) in zip(axes, drawn.items(), strict=True):
+        found = statistics.estimate(arm - vanilla for vanilla, arm in gains)
+        titled(ax, f'start "{start}", {len(gains)} fresh seeds', x="")
+        percent(ax, top=_ceiling(max(max(pair) for pairs in drawn.values() for pair in pairs)))
+        for pair in gains:
+            curve(ax, list(enumerate(pair)), MUTED, 1.0)
+        if found is not None:
+            means = [math.fsum(column) / len(gains) for column in zip(*gains, strict=True)]
+            curve(ax, list(enumerate(means)), _VERDICT_COLOURS[statistics.verdict(found)], 3.0)
+            ends = "" if found.interval is None else " [{:+.1f}, {:+.1f}]".format(*(100 * x for x in found.interval))
+            ax.text(0.5, 0.03, f"{100 * found.mean:+.1f}{ends}", transform=ax.transAxes, ha="center", color=INK)
+        ax.set_xticks([0, 1], [REFERENCE, words(best.arm)])
+        ax.set_xlim(-0.25, 1.25)
+    axes[0].set_ylabel("test success")
+    return figure
+
+
+def _scores(arms: Arms, arm: str) -> list[tuple[float, float]]:
+    """Test success of vanilla and of the arm, for each seed that has both."""
+    value = success("test")
+    pairs = [(value(arms[REFERENCE][s]), value(arms[arm][s])) for s in statistics.shared_seeds(arms, arm)]
+    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------

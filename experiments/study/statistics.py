@@ -63,6 +63,12 @@ def fresh(records: Iterable[Record]) -> list[Record]:
     return [record for record in records if record["seed"] >= FRESH]
 
 
+def confirming(records: Iterable[Record]) -> dict[Place, Arms]:
+    """The fresh runs by start and size, as `places`; none while vanilla has no fresh run."""
+    runs = fresh(records)
+    return places(runs) if any(run["arm"] == REFERENCE for run in runs) else {}
+
+
 def places(records: Iterable[Record]) -> dict[Place, Arms]:
     """The runs, sorted: starts and sizes in their fixed order, arms in that of `ARMS`, then seeds.
 

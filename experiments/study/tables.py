@@ -83,7 +83,7 @@ def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0
         return "Not all closed-loop arms are finished, so there is no choice yet."
     fresh = [run for run in fresh if run["size"] == size]
     strays = len([run for run in fresh if run["arm"] not in (REFERENCE, best.arm) or run["start"] not in START_NAMES])
-    confirming = statistics.places(fresh) if any(run["arm"] == REFERENCE for run in fresh) else {}
+    confirming = statistics.confirming(fresh)
     lines = [["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 7]
     for where, runs in (("fresh", confirming), ("those of the choice", found)):
         for start in START_NAMES:

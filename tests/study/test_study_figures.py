@@ -30,6 +30,26 @@ def test_every_arm_has_its_interval_in_the_forest():
     assert list(dots[0].get_xdata()) == [pytest.approx(100 * gain.mean)]
 
 
+def test_fresh_seeds_are_lines_from_vanilla_to_the_chosen_arm(tmp_path):
+    """Only seeds that have both; the mean of these is drawn too. The large size and other arms are left out."""
+    fresh = [record(arm, s, test=x) for arm, s, x in [("vanilla", 100, 0.3), ("half", 100, 0.4), ("half", 101, 0.9)]]
+    fresh += [record("vanilla", 102, test=0.2), record("half", 102, test=0.5), record("turn", 102, test=0.9)]
+    fresh += [record(arm, 100, size="large") for arm in ("vanilla", "half")]
+    best = statistics.Chosen("half", 0.5, 3)
+    (ax,) = figures.fresh(best, statistics.confirming(fresh)).axes
+    assert [list(line.get_ydata()) for line in ax.lines] == [[0.3, 0.4], [0.2, 0.5], [0.25, 0.45]]
+    assert [text.get_text() for text in ax.texts] == ["+20.0 [-107.1, +147.1]"]
+    assert figures.fresh(None, statistics.confirming(fresh)) is None
+    assert figures.fresh(best, statistics.confirming(fresh[1:3])) is None  # nothing of vanilla yet
+
+    # A whole study draws it beside the others; without fresh seeds it is taken away again.
+    every = study(seeds=1)
+    chosen = statistics.chosen(statistics.places(every)).arm
+    more = [record(arm, 100) for arm in ("vanilla", chosen)]
+    assert {p.stem for p in figures.draw(every + more, tmp_path)} == NAMES | {"study_fresh"}
+    assert {p.stem for p in figures.draw(every, tmp_path)} == NAMES == {p.stem for p in tmp_path.iterdir()}
+
+
 def test_rounds_without_a_value_are_left_out():
     runs = [record(curves={"x": [None, 0.2, 0.4]}), record(seed=1, curves={"x": [None, 0.4]})]
     assert figures.over_rounds(runs, "x") == [(2, pytest.approx(0.3)), (3, 0.4)]
