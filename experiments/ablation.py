@@ -37,7 +37,8 @@ if str(ROOT) not in sys.path:  # run as a file, only experiments/ would be there
 from experiments.study import figures, records, starts, statistics, tables  # noqa: E402
 from experiments.study.jobs import ALL_STARTS, FRESH, SIZES, START_NAMES, Job, Study, needed  # noqa: E402
 from experiments.study.known import Known  # noqa: E402
-from experiments.study.workers import JobFailed, carry_out, hold  # noqa: E402
+from experiments.study.workers import JobFailed, carry_out  # noqa: E402
+from seal_jax.checkpoints import hold_workdir  # noqa: E402
 from seal_jax.files import write_whole  # noqa: E402
 from seal_jax.main import RecipeError, load_recipe, recipe_module  # noqa: E402
 
@@ -166,7 +167,7 @@ def check(jobs: Sequence[Job], known: Known, out: Path, name: str, cores: int = 
     carry_out(making, out, cores)
     folder = out / "check"
     again = job.elsewhere(folder / name, needs=())
-    with closing(hold(folder)):  # not while another check runs there
+    with closing(hold_workdir(folder, "--out")):  # not while another check runs there
         shutil.rmtree(again.workdir, ignore_errors=True)
     carry_out([again], folder)
     differ = records.differences(rows[name], records.read_run(again.workdir, **job.which, settings=job.settings))

@@ -273,11 +273,11 @@ def plain(value: Any, where: str) -> Any:
 
 
 # --- the workdir -----------------------------------------------------------------------------------------------------
-def hold_workdir(workdir: str | Path) -> IO[str]:
+def hold_workdir(workdir: str | Path, flag: str = "--workdir") -> IO[str]:
     """Creates the workdir and locks it, so that no second process cuts this one's record or cleans up its half-written
     save. Whoever keeps the returned file open holds the lock; it ends with `close()` or with the process.
 
-    ValueError in one line if another process holds it, or if it cannot be a folder.
+    ValueError in one line, naming the `flag` that chose it, if another process holds it or it cannot be a folder.
     """
     path = Path(workdir) / ".lock"
     try:
@@ -286,7 +286,7 @@ def hold_workdir(workdir: str | Path) -> IO[str]:
     except OSError as error:
         raise ValueError(
             f"workdir {workdir} cannot be a folder to write to ({error.strerror}: {error.filename}); "
-            "choose another --workdir"
+            f"choose another {flag}"
         ) from error
     if fcntl is None or jax.process_index() != 0:  # of several hosts, the first one holds the shared folder
         return file
@@ -297,8 +297,7 @@ def hold_workdir(workdir: str | Path) -> IO[str]:
         pid = file.read().strip()
         file.close()
         raise ValueError(
-            f"workdir {workdir} is in use by another process (pid {pid}); "
-            "wait until it ends, or choose another --workdir"
+            f"workdir {workdir} is in use by another process (pid {pid}); wait until it ends, or choose another {flag}"
         ) from error
     except OSError as error:  # a file system without locks
         logging.warning("%s cannot be locked (%s): start no second process on this workdir", path, error.strerror)

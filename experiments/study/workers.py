@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from experiments.study.jobs import Job, ready
 from seal_jax.checkpoints import hold_workdir
@@ -56,18 +56,10 @@ def carry_out(jobs: Sequence[Job], out: Path, most: int = 0, tell: Callable[[str
     from its own checkpoint. Raises JobFailed when a job fails, after those beside it have come to their end; ValueError
     if another study works in `out`, or if a run there was begun with other settings.
     """
-    with contextlib.closing(hold(out)), _terminated_is_interrupted():
+    with contextlib.closing(hold_workdir(out, "--out")), _terminated_is_interrupted():
         for job in jobs:
             job.check_settings()
         _carry_out(jobs, most, tell)
-
-
-def hold(out: Path) -> IO[str]:
-    """Keeps other studies out of a folder; ValueError if one is at work there, or it cannot be one."""
-    try:
-        return hold_workdir(out)
-    except ValueError as error:
-        raise ValueError(str(error).replace("--workdir", "--out")) from error
 
 
 def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> None:
