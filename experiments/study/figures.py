@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.study import statistics
-from experiments.study.jobs import SIZES
+from experiments.study.jobs import SIZES, START_NAMES
 from experiments.study.records import COUNTED, Record
 from experiments.study.statistics import CLOSED_LOOP, REFERENCE, Arms, Place, success
 from seal_jax.telemetry.drawing import curve, drawing, end_labels, panels, percent, save, titled
@@ -48,14 +48,16 @@ _VERDICT_COLOURS = {"helps": LABEL_COLOURS["pass"], "hurts": LABEL_COLOURS["stat
 def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
-    What an earlier call drew and this one has no records for is removed. Starts and sizes without vanilla are left out,
-    and fresh seeds, which only two arms have, but for the figure that is theirs.
+    What an earlier call drew and this one has no records for is removed. Starts and sizes without vanilla are left out;
+    so are starts that arms are not chosen from, where those have runs, and fresh seeds, which only two arms have, but
+    for the figure that is theirs.
 
     Raises:
       ValueError: two records of one run, or nothing is left.
     """
     records = list(records)
     found = statistics.places(statistics.choosing(records))
+    found = {place: arms for place, arms in found.items() if place.start in START_NAMES} or found
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shown: dict[Place, Arms] = {}

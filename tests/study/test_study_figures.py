@@ -67,6 +67,13 @@ def test_what_there_is_nothing_to_draw_of_is_left_out(tmp_path):
         figures.draw([record("full")], tmp_path)
 
 
+def test_a_start_that_arms_are_not_chosen_from_is_drawn_where_it_stands_alone(tmp_path):
+    records = [record(arm, start=s) for s in ("never", "seldom") for arm in ("vanilla", "half")]
+    for few, many in ((records, ["never"]), (records[2:], ["seldom"])):
+        svg = (figures.draw(few, tmp_path)[1]).read_text()
+        assert [s for s in ("never", "seldom") if f'start "{s}"' in svg] == many
+
+
 def test_one_seed_and_a_missing_arm_are_drawn():
     """Full was run for one start only: the other's panels say so."""
     on = [("recovery_failure",)] * 12
