@@ -84,7 +84,9 @@ def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0
     fresh = [run for run in fresh if run["size"] == size]
     strays = len([run for run in fresh if run["arm"] not in (REFERENCE, best.arm) or run["start"] not in START_NAMES])
     confirming = statistics.confirming(fresh)
-    lines = [["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"], ["---"] * 7]
+    head = ["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"]
+    head += ["episodes to vanilla's last validation (vanilla)"]
+    lines = [head, ["---"] * len(head)]
     for where, runs in (("fresh", confirming), ("those of the choice", found)):
         for start in START_NAMES:
             arms = runs.get(Place(start, size), {})
@@ -98,7 +100,8 @@ def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0
             ]
             count = f"{len(seeds)}, {where}"
             verdict = statistics.verdict(test) if runs is confirming else ""
-            lines.append([f"`{start}`", count, *scores, _gain(test), verdict, _gain(ood)])
+            episodes = f"{_episodes(arms, best.arm)} ({_episodes(arms, REFERENCE)})"
+            lines.append([f"`{start}`", count, *scores, _gain(test), verdict, _gain(ood), episodes])
     left = (
         f" On fresh seeds there are also {_count(strays, 'run')} of other arms or starts, in no table."
         if strays

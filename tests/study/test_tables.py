@@ -140,7 +140,7 @@ def test_the_chosen_arm_is_named_with_its_differences():
     fresh = [record("vanilla", 100 + s) for s in range(4)]
     fresh += [record("anneal", 100 + s, test=0.25 + 0.001 * s) for s in range(3)]
     with_fresh = tables.report([*fresh, *records])
-    line = "| `never` | 3, fresh | 30.0 | 25.1 | -4.9 [-5.1, -4.7] | hurts | -4.9 [-5.1, -4.7] |"
+    line = "| `never` | 3, fresh | 30.0 | 25.1 | -4.9 [-5.1, -4.7] | hurts | -4.9 [-5.1, -4.7] | 1,536 (1,536) |"
     assert [x for x in with_fresh.splitlines() if x not in text.splitlines()] == [line]
 
     text = tables.report([r for r in records if r["arm"] != "half"])
