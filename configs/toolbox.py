@@ -98,6 +98,9 @@ ARMS = {
         f"{phi}_only": Arm("components", f"half, with φ_{phi} alone", {**_HALF, "interface.components": (phi,)})
         for phi in COMPONENTS
     },
+    "half_strip_anneal": Arm(
+        "added", "half_strip, but fewer rows see cues each round, none in the last quarter", _STRIP
+    ),
     **{
         f"half_strip_{phi}": Arm("added", f"half_strip, with φ_{phi} alone", {**_STRIP, "interface.components": (phi,)})
         for phi in COMPONENTS
@@ -153,7 +156,8 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.suite_options.kinds, c.suite_options.troubled = ("ledger", "desk"), 0.6
     # As many scenarios as tasks are evaluated: the four tasks of one are solved or failed together.
     c.suite_options.val, c.suite_options.test, c.suite_options.ood = 100, 400, 100
-    # Room for cues: the reference's rows have up to 345 tokens, with three cues 503. None may fail for its length.
+    # Room for cues: the reference's rows have up to 345 tokens, with three cues 503 (only where one of them is that of
+    # invalid_tool_call, which no run of the study asked for, up to 545). None may fail for its length.
     c.buckets.suffix = (192, 256, 320, 384, 512)
     c.rounds = 12
     c.interface.exposure, c.loss.reweight = 0.5, "none"
@@ -163,7 +167,7 @@ def get_config(setting: str = "full") -> ConfigDict:
     c.eval.test, c.eval.ood, c.eval.cued = 400, 100, ("recovery_failure", "spurious_tool_call", "missing_tool_call")
     c.eval.cued_tasks = 100
     c.checkpoint.every = 4
-    if setting == "anneal":
+    if setting in ("anneal", "half_strip_anneal"):
         c.interface.anneal_rounds = 3 * c.rounds // 4
     if setting == "never_large":
         c.policy.overrides.update(LARGE)

@@ -4,8 +4,8 @@
 
 runs every arm of the recipe from two starting policies for each seed, each run on one core, as many at a time as there
 are cores; stopped and started again, it goes on where it was. --fresh=5 then runs the arm that validation chose on the
-first three seeds, and vanilla, on five more, which had no part in the choice. Then, or at any time with --report, it
-writes
+first three seeds, and vanilla, on five more, which had no part in the choice (--fresh_arms: beside them other arms,
+which confirm nothing). Then, or at any time with --report, it writes
 
     OUT/report.md             the tables
     OUT/figures/              the figures, PNG and SVG
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.known is not None and (options.records or options.tune):
             raise ValueError("--known is for a study, its report and --check; leave it out beside --records and --tune")
         if options.records:
-            if ignored := [f"--{name}" for name in ("arms", "fresh") if getattr(options, name)]:
+            if ignored := [f"--{name}" for name in ("arms", "fresh", "fresh_arms") if getattr(options, name)]:
                 raise ValueError(f"--records={options.records} reports all that is there; leave out {ignored[0]}")
             if options.out is None:
                 raise ValueError(f"--records={options.records} needs --out, the folder for its tables and figures")
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
 
         jobs = go_on(study.jobs())
         if options.fresh:
-            jobs = go_on(jobs + confirming(study, collect(jobs, known)[0], options.fresh))
+            jobs = go_on(jobs + confirming(study, collect(jobs, known)[0], options.fresh, _named(options.fresh_arms)))
         if options.check is not None:
             return check(jobs, known, study.out, options.check, options.cores)
         others = {p.parent for p in study.out.glob("runs/*/*/summary.json")} - {job.workdir for job in jobs}
@@ -104,15 +104,21 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def confirming(study: Study, runs: list[records.Record], seeds: int) -> list[Job]:
-    """The arm that validation chose in these runs, and vanilla, on so many fresh seeds; nothing until all arms are
-    finished."""
+def confirming(study: Study, runs: list[records.Record], seeds: int, others: Sequence[str] = ()) -> list[Job]:
+    """The arm that validation chose in these runs, and vanilla, on so many fresh seeds, and then `others`; nothing
+    until all arms are finished."""
     best = statistics.chosen(statistics.places(runs), study.size)
     if best is None:
         print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
         return []
     fresh = tuple(range(FRESH, FRESH + seeds))
-    return replace(study, arms=("vanilla", best.arm), starts=START_NAMES, seeds=fresh).jobs()
+    confirmed = ("vanilla", best.arm)
+    jobs = {
+        job.name: job  # what confirms comes first
+        for arms in (confirmed, (*confirmed, *others))
+        for job in replace(study, arms=arms, starts=START_NAMES, seeds=fresh).jobs()
+    }
+    return [*jobs.values()]
 
 
 def collect(jobs: Sequence[Job], known: Known) -> tuple[list[records.Record], list[starts.Start]]:
@@ -200,7 +206,11 @@ def tune(study: Study, cores: int) -> int:
 def _study(options: argparse.Namespace) -> Study:
     arms = _arms(options.config)
     chosen = arms if options.arms is None else ("vanilla", *options.arms.split(","))
-    for name, given, known in (("arms", chosen, arms), ("starts", options.starts.split(","), ALL_STARTS)):
+    fresh = _named(options.fresh_arms)
+    if fresh and not options.fresh:
+        raise ValueError(f"--fresh_arms={options.fresh_arms} needs fresh seeds to run on; add --fresh=5")
+    asked = (("arms", chosen, arms), ("fresh_arms", fresh, arms), ("starts", options.starts.split(","), ALL_STARTS))
+    for name, given, known in asked:
         unknown = [x for x in given if x not in known]
         if unknown:
             raise ValueError(f"--{name}: {unknown[0]!r} is not known; choose from {', '.join(known)}")
@@ -233,6 +243,10 @@ def _study(options: argparse.Namespace) -> Study:
     )
 
 
+def _named(names: str | None) -> tuple[str, ...]:
+    return () if names is None else tuple(names.split(","))
+
+
 def _arms(recipe: Path) -> tuple[str, ...]:
     load_recipe(f"{recipe}:vanilla")  # says in one line what is wrong with a recipe
     arms = getattr(recipe_module(str(recipe)), "ARMS", None)
@@ -254,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fresh", type=int, default=0, help="further seeds, for the chosen arm and vanilla (default 0)"
     )
+    parser.add_argument("--fresh_arms", help="arms to run on the fresh seeds besides, separated by commas")
     parser.add_argument("--arms", help="only these (and vanilla), separated by commas")
     parser.add_argument(
         "--starts", default=",".join(START_NAMES), help=f"of {', '.join(ALL_STARTS)} (default %(default)s)"

@@ -20,6 +20,7 @@ PARTS = (
     Part("cues on half of each group, not on all", "half", "full"),
     Part("cues that fade out", "anneal", "full"),
     Part("cues trained away (`strip_in_update`)", "half_strip", "half"),
+    Part("cues that fade out, trained away", "half_strip_anneal", "half_strip"),
     Part("φ_schema alone, on half", "schema_only", "no_environment"),
     Part("φ_err alone, on half", "err_only", "no_environment"),
     Part("φ_cap alone, on half", "cap_only", "no_environment"),

@@ -45,29 +45,29 @@ def report(records: list[Record]) -> str:
     found = statistics.places(compared)
     if not found:
         return "No run is finished yet.\n"
+    confirming = statistics.confirming(records)
+    there = {arm for arms in (*found.values(), *confirming.values()) for arm in arms}
     parts = [_INTRODUCTION]
     parts += [
         f"Left out, since vanilla has no run there yet: start `{place.start}`, {place.size}."
         for place in statistics.without_vanilla(compared)
     ]
-    parts.append(
-        "\n".join(["### The arms", "", *(f"- `{arm}`: {ARMS[arm].says}" for arm in ARMS if _is_there(arm, found))])
-    )
-    fresh = statistics.fresh(records)
+    parts.append("\n".join(["### The arms", "", *(f"- `{arm}`: {ARMS[arm].says}" for arm in ARMS if arm in there)]))
     for size in dict.fromkeys(place.size for place in found):
-        parts += [f"### Chosen on validation, {size}", choice(found, fresh, size)]
+        parts += [f"### Chosen on validation, {size}", choice(found, confirming, size)]
         if short := in_short(found, size):
             parts += [f"### In short, {size}", short]
     for place, arms in found.items():
-        parts.append(f"### {heading(place)}")
-        parts += [apart(arms), results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms)]
-        parts.append(cues(arms))
-        parts.append(power_note(statistics.power(arms)))
+        parts += [f"### {heading(place)}", *section(arms)]
+    for place, arms in confirming.items():
+        parts += [f"### {heading(place)}, fresh seeds", *section(arms)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _is_there(arm: str, found: Mapping[Place, Arms]) -> bool:
-    return any(arm in arms for arms in found.values())
+def section(arms: Arms) -> list[str]:
+    """All tables of one start and size; some may be empty."""
+    parts = [apart(arms), results(arms), one_part(arms), categories(arms), mechanisms(arms), profiles(arms), cues(arms)]
+    return [*parts, power_note(statistics.power(arms))]
 
 
 def heading(place: Place) -> str:
@@ -75,15 +75,12 @@ def heading(place: Place) -> str:
 
 
 # --- the arm chosen on validation ------------------------------------------------------------------------------------
-def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0]) -> str:
+def choice(found: Mapping[Place, Arms], confirming: Mapping[Place, Arms], size: str = SIZES[0]) -> str:
     """Which arm it is, and how it compares with vanilla from each start: on the seeds that chose it, and on fresh ones,
     which alone say how much better it is, and whether the target is met."""
     best = statistics.chosen(found, size)
     if best is None:
         return "Not all closed-loop arms are finished, so there is no choice yet."
-    fresh = [run for run in fresh if run["size"] == size]
-    strays = len([run for run in fresh if run["arm"] not in (REFERENCE, best.arm) or run["start"] not in START_NAMES])
-    confirming = statistics.confirming(fresh)
     head = ["start", "seeds", "vanilla", f"`{best.arm}`", "test - vanilla", "verdict", "ood - vanilla"]
     head += ["episodes to vanilla's last validation (vanilla)"]
     lines = [head, ["---"] * len(head)]
@@ -102,15 +99,10 @@ def choice(found: Mapping[Place, Arms], fresh: list[Record], size: str = SIZES[0
             verdict = statistics.verdict(test) if runs is confirming else ""
             episodes = f"{_episodes(arms, best.arm)} ({_episodes(arms, REFERENCE)})"
             lines.append([f"`{start}`", count, *scores, _gain(test), verdict, _gain(ood), episodes])
-    left = (
-        f" On fresh seeds there are also {_count(strays, 'run')} of other arms or starts, in no table."
-        if strays
-        else ""
-    )
     return (
         f"`{best.arm}` has the highest validation score of the {len(statistics.CHOOSABLE)} closed-loop arms: "
         f"{100 * best.validation:.1f} % (each run's best validated round, mean over {_count(best.seeds, 'seed')} and "
-        f"all starts). The seeds of the choice flatter it; fresh ones do not.{left}\n\n{_markdown(lines)}\n\n"
+        f"all starts). The seeds of the choice flatter it; fresh ones do not.\n\n{_markdown(lines)}\n\n"
         f"Target (on {statistics.TARGET_SEEDS} fresh seeds at least {100 * statistics.TARGET:g} points above vanilla "
         "from every start, both intervals above zero, none out of distribution wholly below): "
         f"**{statistics.target(confirming, best.arm, size)}**."

@@ -181,6 +181,8 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--arms="], "error: --arms: '' is not known"),
         (["--seeds=101"], "error: --seeds=101 must be from 1 to 100"),
         (["--fresh=-1"], "error: --fresh=-1 must be from 0 to 900"),
+        (["--fresh_arms=half"], "error: --fresh_arms=half needs fresh seeds to run on; add --fresh=5"),
+        (["--fresh=5", "--fresh_arms=half,"], "error: --fresh_arms: '' is not known; choose from vanilla, "),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
@@ -361,6 +363,10 @@ def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, capsys):
         (arm, start, seed) for arm in ("vanilla", "anneal") for start in ("never", "sometimes") for seed in (100, 101)
     }
     assert len([j for j in jobs if j.kind != "arm"]) == 2 * (2 + 2)  # their starts, and the probes of these
+    more = ablation.confirming(made, runs, 2, ("half", "anneal"))
+    assert more[: len(jobs)] == ablation.confirming(made, runs, 2)  # others come last, and nothing twice
+    assert {(j.which["arm"], j.which["seed"]) for j in more[len(jobs) :]} == {("half", 100), ("half", 101)}
+    assert len(more) == len(jobs) + 4
     runs = [run for run in runs if run["arm"] != "half"]
     assert ablation.confirming(made, runs, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
 

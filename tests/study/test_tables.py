@@ -136,22 +136,25 @@ def test_the_chosen_arm_is_named_with_its_differences():
     for start in ("never", "sometimes"):
         assert f"| `{start}` | 2, those of the choice | 30.0 | 40.5 | {gain} |" in text
 
-    # On fresh seeds it is worse. They are in no other table, and choose nothing.
+    # On fresh seeds it is worse. They choose nothing, and have tables of their own.
     fresh = [record("vanilla", 100 + s) for s in range(4)]
     fresh += [record("anneal", 100 + s, test=0.25 + 0.001 * s) for s in range(3)]
-    with_fresh = tables.report([*fresh, *records])
+    with_fresh, _, sections = tables.report([*fresh, *records]).partition("\n### Start `never`, small, fresh seeds\n")
     line = "| `never` | 3, fresh | 30.0 | 25.1 | -4.9 [-5.1, -4.7] | hurts | -4.9 [-5.1, -4.7] | 1,536 (1,536) |"
     assert [x for x in with_fresh.splitlines() if x not in text.splitlines()] == [line]
+    assert rows(sections)["anneal"]["- vanilla"] == "-4.9 [-5.1, -4.7]" and "###" not in sections
 
     text = tables.report([r for r in records if r["arm"] != "half"])
     assert "Not all closed-loop arms are finished" in text and "highest validation score" not in text
 
 
-def test_fresh_runs_that_say_nothing_yet_or_of_something_else_are_told():
+def test_fresh_runs_confirm_nothing_without_their_vanilla_or_of_another_arm():
     records = chosen_records()
     assert tables.report([*records, record("anneal", 100)]) == tables.report(records)  # its vanilla is not there yet
-    text = tables.report([*records, record(seed=100), record("half", 100), record("anneal", 100, start="seldom")])
-    assert "On fresh seeds there are also 2 runs of other arms or starts, in no table." in text
+    text = tables.report([*records, record(seed=100), record("turn", 100), record("half_strip_err", 100)])
+    assert ", fresh |" not in text and "**not yet**" in text
+    assert list(rows(text, "### Start `never`, small, fresh seeds")) == ["vanilla", "turn", "half_strip_err"]
+    assert f"- `half_strip_err`: {ARMS['half_strip_err'].says}" in text
 
 
 def test_each_size_has_its_own_choice():
