@@ -5,7 +5,7 @@
 runs every arm of the recipe from two starting policies for each seed, each run on one core, as many at a time as there
 are cores; stopped and started again, it goes on where it was. --fresh=5 then runs the arm that validation chose on the
 first three seeds, and vanilla, on five more, which had no part in the choice (--fresh_arms: beside them other arms,
-which confirm nothing). Then, or at any time with --report, it writes
+which confirm nothing; with --seeds=0 only these and vanilla). Then, or at any time with --report, it writes
 
     OUT/report.md             the tables
     OUT/figures/              the figures, PNG and SVG
@@ -105,14 +105,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def confirming(study: Study, runs: list[records.Record], seeds: int, others: Sequence[str] = ()) -> list[Job]:
-    """The arm that validation chose in these runs, and vanilla, on so many fresh seeds, and then `others`; nothing
-    until all arms are finished."""
+    """The arm that validation chose in these runs, and vanilla, on so many fresh seeds, and then `others`; without the
+    chosen one until all arms are finished."""
     best = statistics.chosen(statistics.places(runs), study.size)
     if best is None:
         print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
-        return []
+        if not others:
+            return []
     fresh = tuple(range(FRESH, FRESH + seeds))
-    confirmed = ("vanilla", best.arm)
+    confirmed = ("vanilla", best.arm) if best else ("vanilla",)
     jobs = {
         job.name: job  # what confirms comes first
         for arms in (confirmed, (*confirmed, *others))
@@ -215,13 +216,18 @@ def _study(options: argparse.Namespace) -> Study:
         if unknown:
             raise ValueError(f"--{name}: {unknown[0]!r} is not known; choose from {', '.join(known)}")
     most = _TUNING_SEED - FRESH
-    for name, given, low, high in (("seeds", options.seeds, 1, FRESH), ("fresh", options.fresh, 0, most)):
+    for name, given, low, high in (
+        ("seeds", options.seeds, 0 if fresh else 1, FRESH),
+        ("fresh", options.fresh, 0, most),
+    ):
         if not low <= given <= high:
             raise ValueError(f"--{name}={given} must be from {low} to {high}")
     if options.cores < 0:
         raise ValueError(f"--cores={options.cores} must be at least 0")
     out = options.out if options.out is not None else Path("runs/smoke" if options.smoke else "runs/study")
     recipe = options.config.resolve()
+    if options.rounds is not None and options.rounds < 1:
+        raise ValueError(f"--rounds={options.rounds} must be at least 1")
     study = Study(
         recipe=recipe,
         out=out.resolve(),
@@ -230,6 +236,7 @@ def _study(options: argparse.Namespace) -> Study:
         starts=tuple(s for s in ALL_STARTS if s in options.starts.split(",")),
         seeds=tuple(range(options.seeds)),
         size=options.size,
+        arm_flags=() if options.rounds is None else (f"--config.rounds={options.rounds}",),
     )
     if not options.smoke:
         return study
@@ -239,7 +246,7 @@ def _study(options: argparse.Namespace) -> Study:
         starts=study.starts[:1],
         seeds=(0,),
         flags=tuple(f"--config.{k}={v}" for k, v in _SMOKE.items()),
-        arm_flags=tuple(f"--config.{k}={v}" for k, v in _SMOKE_ROUNDS.items()),
+        arm_flags=tuple(f"--config.{k}={v}" for k, v in _SMOKE_ROUNDS.items()) + study.arm_flags,
     )
 
 
@@ -273,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--starts", default=",".join(START_NAMES), help=f"of {', '.join(ALL_STARTS)} (default %(default)s)"
     )
+    parser.add_argument("--rounds", type=int, help="of every arm, instead of the recipe's; needs an --out of its own")
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
     parser.add_argument("--out", type=_path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")

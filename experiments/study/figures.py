@@ -49,14 +49,14 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     """Draws whatever there are records for; returns the files written. The same records give the same bytes.
 
     What an earlier call drew and this one has no records for is removed. Starts and sizes without vanilla are left out;
-    so are starts that arms are not chosen from, where those have runs, and fresh seeds, which only two arms have, but
-    for the figure that is theirs.
+    so are, where there are others, starts that arms are not chosen from, and fresh seeds, which few arms have, but for
+    the figure that is theirs.
 
     Raises:
       ValueError: two records of one run, or nothing is left.
     """
     records = list(records)
-    found = statistics.places(statistics.choosing(records))
+    found = statistics.places(statistics.choosing(records)) or statistics.confirming(records)
     found = {place: arms for place, arms in found.items() if place.start in START_NAMES} or found
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -42,10 +42,9 @@ def report(records: list[Record]) -> str:
       ValueError: two records of one run, or no start and size with vanilla.
     """
     compared = statistics.choosing(records)
-    found = statistics.places(compared)
-    if not found:
+    found, confirming = statistics.places(compared), statistics.confirming(records)
+    if not found and not confirming:
         return "No run is finished yet.\n"
-    confirming = statistics.confirming(records)
     there = {arm for arms in (*found.values(), *confirming.values()) for arm in arms}
     parts = [_INTRODUCTION]
     parts += [

@@ -145,6 +145,17 @@ def test_a_smoke_run_has_the_arms_that_are_asked_for():
     assert arms("--smoke", "--arms=full") == ("vanilla", "full")
 
 
+def test_longer_runs_are_others():
+    """The flag is part of what a run was begun with; starts stay what they are."""
+
+    def jobs(*arguments):
+        command = ["--config", str(ROOT / "configs/toolbox.py"), "--seeds=1", "--arms=half", *arguments]
+        return ablation._study(ablation._parser().parse_args(command)).jobs()
+
+    for short, long in zip(jobs(), jobs("--rounds=24"), strict=True):
+        assert ("--config.rounds=24" in long.argv) == (short.settings != long.settings) == (short.kind == "arm")
+
+
 def test_progress_is_in_a_file_at_once(tmp_path, monkeypatch):
     with (tmp_path / "said").open("w") as said:
         monkeypatch.setattr(sys, "stdout", said)
@@ -180,6 +191,8 @@ def test_each_run_has_a_core_of_its_own(tmp_path):
         (["--arms=half, full"], "error: --arms: ' full' is not known; choose from vanilla, "),
         (["--arms="], "error: --arms: '' is not known"),
         (["--seeds=101"], "error: --seeds=101 must be from 1 to 100"),
+        (["--seeds=0", "--fresh=5"], "error: --seeds=0 must be from 1 to 100"),
+        (["--rounds=0"], "error: --rounds=0 must be at least 1"),
         (["--fresh=-1"], "error: --fresh=-1 must be from 0 to 900"),
         (["--fresh_arms=half"], "error: --fresh_arms=half needs fresh seeds to run on; add --fresh=5"),
         (["--fresh=5", "--fresh_arms=half,"], "error: --fresh_arms: '' is not known; choose from vanilla, "),
@@ -369,6 +382,8 @@ def test_fresh_seeds_are_of_the_arm_that_validation_chose(tmp_path, capsys):
     assert len(more) == len(jobs) + 4
     runs = [run for run in runs if run["arm"] != "half"]
     assert ablation.confirming(made, runs, 2) == [] and "no arm is chosen yet" in capsys.readouterr().out
+    named = ablation.confirming(made, [], 1, ("half",))
+    assert {j.which["arm"] for j in named if j.kind == "arm"} == {"vanilla", "half"}
 
 
 def test_a_run_of_other_settings_is_not_taken_for_this_one(tmp_path):

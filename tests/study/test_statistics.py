@@ -68,7 +68,8 @@ def test_any_arm_can_be_the_one_compared_with():
 
 def test_closed_loop_arms_are_those_whose_cues_follow_the_profile():
     assert {"full", "half", "anneal", "cap_only"} <= set(statistics.CHOOSABLE) < set(statistics.CLOSED_LOOP) < set(ARMS)
-    assert set(statistics.CLOSED_LOOP) - set(statistics.CHOOSABLE) == {f"half_strip_{phi}" for phi in COMPONENTS}
+    added = {f"half_strip_{name}" for name in (*COMPONENTS, "anneal")}
+    assert set(statistics.CLOSED_LOOP) - set(statistics.CHOOSABLE) == added
     apart = {"vanilla", "no_environment", "no_closed_loop", "half_strip_frozen", "release", "turn"}
     assert not apart & set(statistics.CLOSED_LOOP)
 

@@ -74,6 +74,11 @@ def test_a_start_that_arms_are_not_chosen_from_is_drawn_where_it_stands_alone(tm
         assert [s for s in ("never", "seldom") if f'start "{s}"' in svg] == many
 
 
+def test_fresh_seeds_are_drawn_like_others_where_there_are_no_others(tmp_path):
+    drawn = figures.draw([record(arm, 100) for arm in ("vanilla", "half")], tmp_path)
+    assert {p.stem for p in drawn} == {"study_difference", "study_curves"}
+
+
 def test_one_seed_and_a_missing_arm_are_drawn():
     """Full was run for one start only: the other's panels say so."""
     on = [("recovery_failure",)] * 12

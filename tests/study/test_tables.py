@@ -157,6 +157,18 @@ def test_fresh_runs_confirm_nothing_without_their_vanilla_or_of_another_arm():
     assert f"- `half_strip_err`: {ARMS['half_strip_err'].says}" in text
 
 
+def test_fresh_seeds_alone_have_a_report():
+    """Of a study that ran longer, say."""
+    text = tables.report(
+        [record(arm, 100 + s, test=0.3 + 0.1 * (arm == "half")) for arm in ("vanilla", "half") for s in range(3)]
+    )
+    assert [line for line in text.splitlines() if line.startswith("###")] == [
+        "### The arms",
+        "### Start `never`, small, fresh seeds",
+    ]
+    assert rows(text, "### Start `never`")["half"]["- vanilla"] == "+10.0 [+10.0, +10.0]"
+
+
 def test_each_size_has_its_own_choice():
     large = [{**r, "size": "large", "validation": [[4, 0.9 if r["arm"] == "half" else 0.1]]} for r in chosen_records(1)]
     text = tables.report([*chosen_records(), *large])
