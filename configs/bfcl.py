@@ -14,7 +14,9 @@
 | qwen25_1p5b_lora  | Qwen/Qwen2.5-1.5B-Instruct, adapters       | one TPU v5e chip of 16 GB (Colab)  |
 
 Those of the paper's Table 1 carry its hyperparameters (Table 4); nobody has re-run its figures with this code. Nobody
-has run the two with adapters (LoRA): their rank, learning rate and shorter episodes are our guesses.
+has run the two with adapters (LoRA): their rank, learning rate and shorter episodes are our guesses. Cues are the
+paper's, inline and on every row; what helped a small policy most (experiments/RESULTS.md) is
+--config.interface.placement=note --config.interface.exposure=0.5 --config.interface.strip_in_update=True
 
 Every result names its protocol. "seal", in training always: a malformed call gets a reply and another try, a tool that
 is not offered is rejected, 20 steps an episode, prompts of up to 8,192 tokens, 16,384 in all. "official": bfcl-eval's
