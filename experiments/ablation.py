@@ -206,7 +206,7 @@ def tune(study: Study, cores: int) -> int:
 
 def _study(options: argparse.Namespace) -> Study:
     arms = _arms(options.config)
-    chosen = arms if options.arms is None else ("vanilla", *options.arms.split(","))
+    chosen = arms if options.arms is None else ("vanilla", *_named(options.arms))
     fresh = _named(options.fresh_arms)
     if fresh and not options.fresh:
         raise ValueError(f"--fresh_arms={options.fresh_arms} needs fresh seeds to run on; add --fresh=5")

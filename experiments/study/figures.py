@@ -56,7 +56,8 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
       ValueError: two records of one run, or nothing is left.
     """
     records = list(records)
-    found = statistics.places(statistics.choosing(records)) or statistics.confirming(records)
+    confirming = statistics.confirming(records)
+    found = statistics.places(statistics.choosing(records)) or confirming
     found = {place: arms for place, arms in found.items() if place.start in START_NAMES} or found
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +68,7 @@ def draw(records: Iterable[Record], folder: str | Path) -> list[Path]:
     with drawing():
         made = {
             "study_difference": difference(found),
-            "study_fresh": fresh(statistics.chosen(found), statistics.confirming(records)),
+            "study_fresh": fresh(statistics.chosen(found), confirming),
             "study_curves": curves(shown),
             "study_mechanism": mechanism(shown),
             "study_labels": labels(shown),
@@ -175,36 +176,32 @@ def _interval(ax: Any, y: float, gain: statistics.Estimate | None, hollow: bool)
 def fresh(best: statistics.Chosen | None, confirming: Mapping[Place, Arms]) -> Any:
     """A line for each fresh seed, from vanilla's test success to that of the chosen arm, and their mean; a panel for
     each start of the small policy."""
-    drawn = {
-        place.start: gains
-        for place, arms in confirming.items()
-        if best and place.size == SIZES[0] and best.arm in arms and (gains := _scores(arms, best.arm))
-    }
-    if not drawn or best is None:
+    if best is None:
         return None
+    drawn = {
+        place.start: (scores, statistics.difference(arms, best.arm, success("test")))
+        for place, arms in confirming.items()
+        if place.size == SIZES[0] and best.arm in arms
+        if (scores := [(b, a) for a, b in statistics.pairs(arms, best.arm, success("test"))])
+    }
+    if not drawn:
+        return None
+    top = _ceiling(max(max(pair) for scores, _ in drawn.values() for pair in scores))
     figure, axes = panels(len(drawn), width=3.6, height=3.4, columns=len(drawn))
-    for ax, (start, gains) in zip(axes, drawn.items(), strict=True):
-        found = statistics.estimate(arm - vanilla for vanilla, arm in gains)
-        titled(ax, f'start "{start}", {len(gains)} fresh seeds', x="")
-        percent(ax, top=_ceiling(max(max(pair) for pairs in drawn.values() for pair in pairs)))
-        for pair in gains:
+    for ax, (start, (scores, gain)) in zip(axes, drawn.items(), strict=True):
+        titled(ax, f'start "{start}", {len(scores)} fresh seeds', x="")
+        percent(ax, top=top)
+        for pair in scores:
             curve(ax, list(enumerate(pair)), MUTED, 1.0)
-        if found is not None:
-            means = [math.fsum(column) / len(gains) for column in zip(*gains, strict=True)]
-            curve(ax, list(enumerate(means)), _VERDICT_COLOURS[statistics.verdict(found)], 3.0)
-            ends = "" if found.interval is None else " [{:+.1f}, {:+.1f}]".format(*(100 * x for x in found.interval))
-            ax.text(0.5, 0.03, f"{100 * found.mean:+.1f}{ends}", transform=ax.transAxes, ha="center", color=INK)
+        if gain is not None:  # it is there, as the scores are
+            means = [math.fsum(column) / len(scores) for column in zip(*scores, strict=True)]
+            curve(ax, list(enumerate(means)), _VERDICT_COLOURS[statistics.verdict(gain)], 3.0)
+            ends = "" if gain.interval is None else " [{:+.1f}, {:+.1f}]".format(*(100 * x for x in gain.interval))
+            ax.text(0.5, 0.03, f"{100 * gain.mean:+.1f}{ends}", transform=ax.transAxes, ha="center", color=INK)
         ax.set_xticks([0, 1], [REFERENCE, words(best.arm)])
         ax.set_xlim(-0.25, 1.25)
     axes[0].set_ylabel("test success")
     return figure
-
-
-def _scores(arms: Arms, arm: str) -> list[tuple[float, float]]:
-    """Test success of vanilla and of the arm, for each seed that has both."""
-    value = success("test")
-    pairs = [(value(arms[REFERENCE][s]), value(arms[arm][s])) for s in statistics.shared_seeds(arms, arm)]
-    return [(a, b) for a, b in pairs if a is not None and b is not None]
 
 
 # --- curves ----------------------------------------------------------------------------------------------------------

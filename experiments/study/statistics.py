@@ -219,10 +219,15 @@ def shared_seeds(arms: Arms, arm: str, against: str = REFERENCE) -> list[int]:
     return [seed for seed in arms[arm] if seed in arms.get(against, {})]
 
 
+def pairs(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> list[tuple[float, float]]:
+    """(arm's, that of the arm `against`), for each seed of which both have one."""
+    found = [(value(arms[arm][s]), value(arms[against][s])) for s in shared_seeds(arms, arm, against)]
+    return [(a, b) for a, b in found if a is not None and b is not None]
+
+
 def paired(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> list[float]:
-    """Arm minus the arm `against`, one difference for each seed that both have."""
-    pairs = [(value(arms[arm][s]), value(arms[against][s])) for s in shared_seeds(arms, arm, against)]
-    return [a - b for a, b in pairs if a is not None and b is not None]
+    """Arm minus the arm `against`, one difference for each of their `pairs`."""
+    return [a - b for a, b in pairs(arms, arm, value, against)]
 
 
 def difference(arms: Arms, arm: str, value: Value, against: str = REFERENCE) -> Estimate | None:
