@@ -7,8 +7,8 @@
 2. SEAL rounds: rollouts -> verifier -> diagnosis -> update, with the interface evolving between rounds.
 3. Strict evaluation (greedy, bare interface) before and after on the test split, and on two held-out domains.
 
-How the diagnosis is used is one argument: `configs/quickstart.py:paper` is the paper's own setting, `:vanilla` uses it
-for nothing (plain GRPO); see METHODS.
+How the diagnosis is used is one argument, see METHODS: the default is the setting that the study found best
+(experiments/RESULTS.md), `configs/quickstart.py:paper` the paper's own, `:vanilla` uses it for nothing (plain GRPO).
 
     python -m seal_jax.main --config=configs/quickstart.py:scratch --workdir=runs/scratch --config.rounds=0
 
@@ -24,9 +24,9 @@ from seal_jax.config import default_config
 
 STARTS = Path(__file__).parent / "starts"
 
-#: How the diagnosis is used: which rows see cues, how advantages are weighted.
+#: How the diagnosis is used: which rows see cues, what is trained on of those, how advantages are weighted.
 METHODS: dict[str, dict[str, Any]] = {
-    "default": {"interface.exposure": 0.5, "loss.reweight": "turn"},
+    "default": {"interface.exposure": 0.5, "interface.strip_in_update": True, "loss.reweight": "paper"},
     "paper": {"interface.exposure": 1.0, "loss.reweight": "paper"},
     "vanilla": {"interface.exposure": 0.0, "loss.reweight": "none"},
 }
@@ -50,9 +50,10 @@ def base() -> ConfigDict:
     c.chat = "tiny"
     c.policy.source, c.policy.path = "hf", str(STARTS / "quickstart")
 
-    # Prompts have 120-180 tokens, reference rows up to 330. Few buckets: here a compilation costs as much as a round.
+    # Prompts have 120-180 tokens, reference rows up to 314, with three cues 495; none may fail for its length. Few
+    # buckets: here a compilation costs as much as a round.
     c.buckets.prompt = (192,)
-    c.buckets.suffix, c.buckets.act_in_last = (192, 256, 320, 384), True
+    c.buckets.suffix, c.buckets.act_in_last = (192, 256, 320, 384, 496), True
     c.buckets.chunk = (16,)
     c.buckets.groups, c.buckets.rows = (16, 64), (2, 4)
     c.limits.max_new_tokens = 32

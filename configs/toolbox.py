@@ -70,7 +70,7 @@ ARMS = {
     "half_strip_frozen": Arm("exposure", "half_strip, frozen after the first profile", {**_STRIP, **_FROZEN}),
     "anneal": Arm(
         "exposure",
-        "as full, but fewer rows see cues each round, none in the last quarter; the profile is counted on the others",
+        "as full, but fewer rows see cues each round, none at the end; the profile is counted on the others",
         _FULL,
     ),
     "normalized": Arm(
@@ -98,9 +98,7 @@ ARMS = {
         f"{phi}_only": Arm("components", f"half, with φ_{phi} alone", {**_HALF, "interface.components": (phi,)})
         for phi in COMPONENTS
     },
-    "half_strip_anneal": Arm(
-        "added", "half_strip, but fewer rows see cues each round, none in the last quarter", _STRIP
-    ),
+    "half_strip_anneal": Arm("added", "half_strip, but fewer rows see cues each round, none at the end", _STRIP),
     **{
         f"half_strip_{phi}": Arm("added", f"half_strip, with φ_{phi} alone", {**_STRIP, "interface.components": (phi,)})
         for phi in COMPONENTS

@@ -280,7 +280,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--starts", default=",".join(START_NAMES), help=f"of {', '.join(ALL_STARTS)} (default %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, help="of every arm, instead of the recipe's; needs an --out of its own")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="of every arm, instead of the recipe's (anneal_rounds stay); needs an --out of its own",
+    )
     parser.add_argument("--size", choices=SIZES, default="small", help="of the policy")
     parser.add_argument("--out", type=_path, help="folder of the study (default runs/study)")
     parser.add_argument("--cores", type=int, default=0, help="runs at a time (default: one for each core)")

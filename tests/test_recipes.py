@@ -17,9 +17,10 @@ from seal_jax.warm_start import play_demonstration
 @pytest.mark.parametrize(
     ("config", "cues"),
     [  # the most tokens that three cues can take; in the study nothing ever asked for invalid_tool_call's
+        (quickstart.get_config(), ("invalid_tool_call", "argument_mismatch", "spurious_tool_call")),
         (toolbox.get_config(), ("recovery_failure", "argument_mismatch", "spurious_tool_call")),
     ],
-    ids=["toolbox"],
+    ids=["quickstart", "toolbox"],
 )
 def test_no_training_task_is_out_of_reach_for_want_of_room(config, cues):
     """Else cues would seem to hurt where rows are too short for them."""
@@ -36,4 +37,5 @@ def test_no_training_task_is_out_of_reach_for_want_of_room(config, cues):
         ]
         assert {row.stop for row in rows} == {"completed"}
         assert max(len(row.prompt_ids) for row in rows) <= config.buckets.prompt[-1]
-    assert max(len(row.suffix_ids) for row in rows) > config.buckets.suffix[-2]  # the last bucket is of use
+    bare_room = config.buckets.suffix[-2]
+    assert max(len(row.suffix_ids) for row in rows) > bare_room  # so the last bucket is not there for nothing
