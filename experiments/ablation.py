@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
 
         def go_on(jobs: list[Job]) -> list[Job]:
             left = known.left(jobs)
-            if not options.report and options.check is None:
+            if left and not options.report and options.check is None:
                 carry_out(left, study.out, options.cores)
             return jobs
 
@@ -109,7 +109,8 @@ def confirming(study: Study, runs: list[records.Record], seeds: int, others: Seq
     chosen one until all arms are finished."""
     best = statistics.chosen(statistics.places(runs), study.size)
     if best is None:
-        print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
+        if study.seeds:
+            print(f"--fresh={seeds}: no arm is chosen yet; it takes all closed-loop arms, from both starts")
         if not others:
             return []
     fresh = tuple(range(FRESH, FRESH + seeds))
