@@ -88,8 +88,9 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
                 took = time.monotonic() - run.since
                 seconds.setdefault(run.job.kind, []).append(took)
                 left = [job for job in jobs if job.name not in done]
-                minutes = _expected(left, seconds) / 60 / at_once
-                tell(f"{name}: {took:.0f} s; {len(left)} to go, about {minutes:.0f} min")
+                expected = _expected(left, seconds)
+                about = "" if expected is None else f", about {expected / 60 / at_once:.0f} min"
+                tell(f"{name}: {took:.0f} s; {len(left)} to go{about}")
     finally:
         for run in running.values():
             run.process.terminate()
@@ -99,11 +100,13 @@ def _carry_out(jobs: Sequence[Job], most: int, tell: Callable[[str], None]) -> N
         raise JobFailed(_failure(failed))
 
 
-def _expected(jobs: Sequence[Job], seconds: Mapping[str, Sequence[float]]) -> float:
-    """The seconds of all these jobs: each as those of its kind, or of any kind if none of its own is known."""
+def _expected(jobs: Sequence[Job], seconds: Mapping[str, Sequence[float]]) -> float | None:
+    """The seconds of all these jobs, each as those of its kind; None while a kind of them is not known (a start from
+    random weights takes ten times an arm)."""
     mean = {kind: math.fsum(some) / len(some) for kind, some in seconds.items()}
-    any_kind = math.fsum(mean.values()) / len(mean)
-    return math.fsum(mean.get(job.kind, any_kind) for job in jobs)
+    if any(job.kind not in mean for job in jobs):
+        return None
+    return math.fsum(mean[job.kind] for job in jobs)
 
 
 def _failure(run: _Running) -> str:
