@@ -179,10 +179,10 @@ def fresh(best: statistics.Chosen | None, confirming: Mapping[Place, Arms]) -> A
     if best is None:
         return None
     drawn = {
-        place.start: (scores, statistics.difference(arms, best.arm, success("test")))
+        place.start: ([(b, a) for a, b in statistics.pairs(arms, best.arm, success("test"))], gain)
         for place, arms in confirming.items()
         if place.size == SIZES[0] and best.arm in arms
-        if (scores := [(b, a) for a, b in statistics.pairs(arms, best.arm, success("test"))])
+        if (gain := statistics.difference(arms, best.arm, success("test"))) is not None
     }
     if not drawn:
         return None
@@ -193,11 +193,10 @@ def fresh(best: statistics.Chosen | None, confirming: Mapping[Place, Arms]) -> A
         percent(ax, top=top)
         for pair in scores:
             curve(ax, list(enumerate(pair)), MUTED, 1.0)
-        if gain is not None:  # it is there, as the scores are
-            means = [math.fsum(column) / len(scores) for column in zip(*scores, strict=True)]
-            curve(ax, list(enumerate(means)), _VERDICT_COLOURS[statistics.verdict(gain)], 3.0)
-            ends = "" if gain.interval is None else " [{:+.1f}, {:+.1f}]".format(*(100 * x for x in gain.interval))
-            ax.text(0.5, 0.03, f"{100 * gain.mean:+.1f}{ends}", transform=ax.transAxes, ha="center", color=INK)
+        means = [math.fsum(column) / len(scores) for column in zip(*scores, strict=True)]
+        curve(ax, list(enumerate(means)), _VERDICT_COLOURS[statistics.verdict(gain)], 3.0)
+        ends = "" if gain.interval is None else " [{:+.1f}, {:+.1f}]".format(*(100 * x for x in gain.interval))
+        ax.text(0.5, 0.03, f"{100 * gain.mean:+.1f}{ends}", transform=ax.transAxes, ha="center", color=INK)
         ax.set_xticks([0, 1], [REFERENCE, words(best.arm)])
         ax.set_xlim(-0.25, 1.25)
     axes[0].set_ylabel("test success")
